@@ -1,0 +1,100 @@
+"""Settings of the daemons: frozen, validated on the way in, each default written once."""
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from protocol.errors import ConfigError
+
+Positive = Annotated[int, Meta(ge=1, le=1 << 30)]
+Timeout = Annotated[float, Meta(gt=0.0, le=86400.0)]
+DType = Literal["auto", "float32", "bfloat16"]
+Config = TypeVar("Config", bound="FrozenConfig")
+
+
+class FrozenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the configs: unknown keys are refused, naming the nearest known one."""
+
+
+class Deadlines(FrozenConfig, frozen=True, kw_only=True):
+    """How long each wait may take, in seconds. No other file holds such a number."""
+
+    load: Timeout = 300.0
+    hello: Timeout = 30.0
+    pair: Timeout = 60.0
+    open: Timeout = 10.0
+    prefill: Timeout = 120.0
+    ingest: Timeout = 30.0
+    propose: Timeout = 10.0
+    verify: Timeout = 60.0
+    close: Timeout = 10.0
+    terminate: Timeout = 3.0
+    kill: Timeout = 3.0
+    ring_fetch: Timeout = 10.0
+
+
+class TargetConfig(FrozenConfig, frozen=True, kw_only=True):
+    """What the target daemon is told at its start (a JSON file named on its command line)."""
+
+    model: str  # folder, or GGUF file
+    run_dir: str
+    life: int
+    dtype: DType = "auto"
+    exact: bool = False
+    threads: int = 0  # 0: as many as this process may use
+    slots: Positive = 2
+    max_positions: int = 0  # 0: what the model's config says
+    prefill_chunk: Positive = 256
+    ring_window: Positive = 1024
+    taps: tuple[int, ...] = ()
+    block_size: int = 1  # widest block a Verify may carry
+    mask_token_id: int = -1
+    rollback: Literal["fast", "replay"] = "fast"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class DraftConfig(FrozenConfig, frozen=True, kw_only=True):
+    """What the draft daemon is told at its start."""
+
+    draft: str  # folder
+    run_dir: str
+    life: int
+    dtype: DType = "auto"
+    threads: int = 0
+    slots: Positive = 2
+    context_window: Positive = 4096  # the seed's draft_ctx_max
+    max_ingest: Positive = 256  # feature rows per Ingest forward
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+TARGET_SOCKET: Final = "target.sock"
+DRAFT_SOCKET: Final = "draft.sock"
+RING_SOCKET: Final = "ring.sock"
+
+
+def write_config(config: FrozenConfig, path: Path) -> None:
+    """Write `config` as JSON for a daemon to read; the file is private to the user."""
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_bytes(msgspec.json.encode(config))
+
+
+def read_config(kind: type[Config], path: Path) -> Config:
+    """Read and validate; a bad or unknown key is a ConfigError that names it."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path}: {error}{_nearest(kind, str(error))}") from error
+
+
+def _nearest(kind: type[FrozenConfig], text: str) -> str:
+    marker = "unknown field `"
+    if marker not in text:
+        return ""
+    wrong = text.split(marker, 1)[1].split("`", 1)[0]
+    close = difflib.get_close_matches(wrong, kind.__struct_fields__, n=1)
+    return f"; did you mean `{close[0]}`?" if close else ""

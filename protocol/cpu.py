@@ -1,0 +1,39 @@
+"""Facts of this machine's processor, read without torch, so that every process agrees on them."""
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Final, Literal
+
+FAST_BF16_FLAGS: Final = ("amx_bf16", "avx512_bf16")
+
+
+@cache
+def flags() -> frozenset[str]:
+    """The kernel's list of processor features; empty where there is none to read."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def fast_bf16() -> bool:
+    """Whether bf16 products run in hardware here (AMX or AVX512-BF16)."""
+    return any(flag in flags() for flag in FAST_BF16_FLAGS)
+
+
+def resolve_dtype(name: str) -> Literal["float32", "bfloat16"]:
+    """``auto`` is bf16 where the processor is fast at it, else fp32; anything else is honoured."""
+    if name == "bfloat16" or (name == "auto" and fast_bf16()):
+        return "bfloat16"
+    return "float32"
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,66 @@
+"""Rotary positions (arXiv 2104.09864), half-split as published Llama and Qwen weights expect."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protocol.errors import UnsupportedModel
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """Cosines and sines of every position; rows are gathered, never recomputed."""
+
+    cos: Tensor  # [positions, head_dim]
+    sin: Tensor  # [positions, head_dim], the first half negated
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotate `x` [..., n, head_dim] by `cos`, `sin` [n, head_dim] from `at`."""
+        half = x.shape[-1] // 2
+        return x * cos + x.roll(half, dims=-1) * sin
+
+    def at(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Rows of consecutive positions."""
+        return self.cos[start:stop], self.sin[start:stop]
+
+
+def table(
+    head_dim: int,
+    theta: float,
+    positions: int,
+    dtype: torch.dtype,
+    scaling: Mapping[str, Any] | None = None,
+) -> RopeTable:
+    """Build the table in float64 and round once; `scaling` is the checkpoint's own dictionary."""
+    frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    frequency = _scale(frequency, scaling or {})
+    angle = torch.arange(positions, dtype=torch.float64)[:, None] * frequency[None, :]
+    cos, sin = angle.cos(), angle.sin()
+    return RopeTable(
+        torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+    )
+
+
+def _scale(frequency: Tensor, scaling: Mapping[str, Any]) -> Tensor:
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "default":
+        return frequency
+    if kind == "linear":
+        return frequency / float(scaling["factor"])
+    if kind == "llama3":
+        return _llama3(frequency, scaling)
+    raise UnsupportedModel(f"RoPE scaling {kind!r}; supported: default, linear, llama3")
+
+
+def _llama3(frequency: Tensor, scaling: Mapping[str, Any]) -> Tensor:
+    """Llama 3.1's rule: long wavelengths divided, short ones kept, a ramp in between."""
+    factor = float(scaling["factor"])
+    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+    original = float(scaling["original_max_position_embeddings"])
+    turns = original * frequency / (2 * math.pi)
+    ramp = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return frequency * (ramp + (1 - ramp) / factor)

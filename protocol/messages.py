@@ -1,0 +1,425 @@
+"""Every message of the links, in the order of one request's life.
+
+Direction is the first word of each docstring. Compute messages carry a *list* of sequences, and
+their replies one result or one `ItemFailed` per sequence, so that one bad sequence fails alone.
+Every number and length from a peer is bounded here and nowhere else.
+"""
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+WIRE_VERSION: Final = 1
+
+MAX_SEQUENCES: Final = 64
+MAX_TOKEN_BYTES: Final = 4 << 20  # one million int32 ids
+
+Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Position = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Slot = Annotated[int, Meta(ge=-1, le=4095)]
+Token = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+Name = Annotated[str, Meta(max_length=512)]
+Text = Annotated[str, Meta(max_length=16384)]
+TokenBytes = Annotated[bytes, Meta(max_length=MAX_TOKEN_BYTES)]  # int32, little-endian
+Ids = Annotated[tuple[Count, ...], Meta(max_length=4096)]
+Finish = Literal["", "stop", "length"]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """Base of all messages; the field ``type`` on the wire is the class's name."""
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """One sequence's part of a message; ``(target_life, draft_life, sequence, round)`` names it."""
+
+    sequence: Id
+    round: Id = 0
+
+
+class LinkMessage(Message, frozen=True, kw_only=True):
+    """Base of supervisor <-> daemon messages; a reply repeats the lives that were asked for."""
+
+    target_life: Id
+    draft_life: Id = 0
+
+
+class ItemFailed(Item, frozen=True, kw_only=True):
+    """daemon -> supervisor: this sequence's part failed; the others' parts did not."""
+
+    code: Name
+    detail: Text
+
+
+class Failed(LinkMessage, frozen=True, kw_only=True):
+    """daemon -> supervisor: the whole message was refused; nothing was changed."""
+
+    code: Name
+    detail: Text
+
+
+# --- meeting ---------------------------------------------------------------------------------
+
+
+class Hello(LinkMessage, frozen=True, kw_only=True):
+    """supervisor -> daemon: the first message of a life; answered with TargetHello/DraftHello."""
+
+    wire_version: Count
+    nonce: Id
+
+
+class HostFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a daemon runs; `protocol.placement` chooses the transport from two of these."""
+
+    pid: Count
+    boot_id: Name
+    pid_namespace: Name
+    ipc_namespace: Name
+    device: Name  # "cpu", or "cuda:GPU-<uuid>"
+    threads: Count
+    versions: dict[Name, Name]
+
+
+class TargetHello(LinkMessage, frozen=True, kw_only=True):
+    """target -> supervisor: the target's facts; sent once its first forward has run."""
+
+    wire_version: Count
+    nonce: Id
+    host: HostFacts
+    model_type: Name
+    dtype: Name  # "float32" | "bfloat16"
+    hidden_size: Count
+    num_layers: Count
+    vocab_size: Count  # ids the tokenizer can produce
+    padded_vocab_size: Count  # rows of the embedding table
+    max_positions: Count
+    taps: Ids  # captured layer outputs, in the order of their columns in a feature row
+    mask_token_id: Token
+    eos_token_ids: Ids
+    embedding_scale: float
+    logit_scale: float
+    logit_softcap: float  # 0: none
+    tied_embeddings: bool
+    rope_theta: float
+    slots: Count
+    ring_capacity: Count
+    ring_window: Count
+    prefill_chunk: Count
+    max_width: Count  # widest block a Verify may carry
+    exact: Literal["native", "padded", "no"]
+    exact_detail: Text
+    rollback: Literal["fast", "replay"]
+    load_seconds: Seconds
+    weight_bytes: Id
+
+
+class DraftHello(LinkMessage, frozen=True, kw_only=True):
+    """draft -> supervisor: the draft's facts; sent once its weights are loaded."""
+
+    wire_version: Count
+    nonce: Id
+    host: HostFacts
+    network: Name
+    dtype: Name
+    hidden_size: Count
+    vocab_size: Count
+    target_layer_ids: Ids
+    mask_token_id: Token
+    block_size: Count
+    sample_from_anchor: bool
+    context_window: Count
+    slots: Count
+    load_seconds: Seconds
+    weight_bytes: Id
+    ignored: tuple[Name, ...] = ()  # checkpoint tensors and keys that were listed and left out
+
+
+class Pair(LinkMessage, frozen=True, kw_only=True):
+    """supervisor -> draft: attach to the target's ring and to its embedding and head."""
+
+    transport: Name
+    address: Name  # path of the target's ring socket
+    ring_nonce: Id  # the target's nonce from TargetHello
+    slots: Count
+    ring_capacity: Count
+    dtype: Name
+    hidden_size: Count
+    padded_vocab_size: Count
+    vocab_size: Count
+    embedding_scale: float
+    logit_scale: float
+    logit_softcap: float
+
+
+class Paired(LinkMessage, frozen=True, kw_only=True):
+    """draft -> supervisor: the ring is mapped and a first block has run."""
+
+    transport: Name
+    mapped_bytes: Id
+    seconds: Seconds
+
+
+# --- one request -----------------------------------------------------------------------------
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tokens of one request are chosen; the one argument of `protocol.choice` that varies."""
+
+    temperature: Annotated[float, Meta(ge=0.0, le=0.0)] = 0.0  # greedy; widened with sampling
+    seed: Id = 0
+    stop_token_ids: Ids = ()
+    ignore_eos: bool = False
+
+
+class OpenItem(Item, frozen=True, kw_only=True):
+    """A new sequence. `slot` is -1 to the target, which assigns one; the draft is told which."""
+
+    slot: Slot = -1
+    sampling: Sampling = Sampling()
+    draft_context: Count = 0  # draft only: rows of context to attend to; 0: its own default
+
+
+class Open(LinkMessage, frozen=True, kw_only=True):
+    """supervisor -> either daemon: reserve a slot for each sequence."""
+
+    items: Annotated[tuple[OpenItem, ...], Meta(min_length=1, max_length=MAX_SEQUENCES)]
+
+
+class OpenedItem(Item, frozen=True, kw_only=True):
+    """The slot of a sequence: its index in the feature ring."""
+
+    slot: Slot
+
+
+class Opened(LinkMessage, frozen=True, kw_only=True):
+    """daemon -> supervisor: answer to Open."""
+
+    results: tuple[OpenedItem | ItemFailed, ...]
+
+
+class PrefillItem(Item, frozen=True, kw_only=True):
+    """Prompt tokens for positions ``start ..``; `last` asks for the first emitted token."""
+
+    start: Position
+    tokens: TokenBytes
+    last: bool
+
+
+class Prefill(LinkMessage, frozen=True, kw_only=True):
+    """supervisor -> target: one chunk of the prompt per sequence."""
+
+    items: Annotated[tuple[PrefillItem, ...], Meta(min_length=1, max_length=MAX_SEQUENCES)]
+
+
+class PrefilledItem(Item, frozen=True, kw_only=True):
+    """`committed` positions have state; `token` is the first emitted one, or -1 before the end."""
+
+    committed: Position
+    token: Token
+    finish: Finish
+    seconds: Seconds
+
+
+class Prefilled(LinkMessage, frozen=True, kw_only=True):
+    """target -> supervisor: answer to Prefill; the progress mark of a long prompt."""
+
+    results: tuple[PrefilledItem | ItemFailed, ...]
+
+
+class IngestItem(Item, frozen=True, kw_only=True):
+    """Turn the ring's feature rows up to `stop` into context K/V of the draft."""
+
+    stop: Position
+
+
+class Ingest(LinkMessage, frozen=True, kw_only=True):
+    """supervisor -> draft: take in new feature rows before they are overwritten."""
+
+    items: Annotated[tuple[IngestItem, ...], Meta(min_length=1, max_length=MAX_SEQUENCES)]
+
+
+class IngestedItem(Item, frozen=True, kw_only=True):
+    """Rows ``start .. stop-1`` are context now; a gap before `start` is legal and masked."""
+
+    start: Position
+    stop: Position
+    seconds: Seconds
+
+
+class Ingested(LinkMessage, frozen=True, kw_only=True):
+    """draft -> supervisor: answer to Ingest."""
+
+    results: tuple[IngestedItem | ItemFailed, ...]
+
+
+class ProposeItem(Item, frozen=True, kw_only=True):
+    """One block: `pending` sits at `base_pos`; `width` counts it and the tokens wanted."""
+
+    base_pos: Position
+    pending: Token
+    width: Annotated[int, Meta(ge=2, le=1024)]
+
+
+class Propose(LinkMessage, frozen=True, kw_only=True):
+    """supervisor -> draft: propose the tokens that follow `pending`; ingests new rows first."""
+
+    items: Annotated[tuple[ProposeItem, ...], Meta(min_length=1, max_length=MAX_SEQUENCES)]
+
+
+class ProposedItem(Item, frozen=True, kw_only=True):
+    """``width - 1`` proposed ids for positions ``base_pos + 1 ..``; times of the draft's engine."""
+
+    tokens: TokenBytes
+    context_rows: Count
+    draft_seconds: Seconds
+    ingest_seconds: Seconds
+
+
+class Proposed(LinkMessage, frozen=True, kw_only=True):
+    """draft -> supervisor: answer to Propose."""
+
+    results: tuple[ProposedItem | ItemFailed, ...]
+
+
+class VerifyItem(Item, frozen=True, kw_only=True):
+    """A block ``[pending, d1 .. dk]`` at `base_pos`, which must be the target's `committed`."""
+
+    base_pos: Position
+    tokens: TokenBytes
+    budget: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]  # tokens this request may still emit
+
+
+class Verify(LinkMessage, frozen=True, kw_only=True):
+    """supervisor -> target: one forward over each block; an autoregressive step is width 1."""
+
+    items: Annotated[tuple[VerifyItem, ...], Meta(min_length=1, max_length=MAX_SEQUENCES)]
+
+
+class Verdict(Item, frozen=True, kw_only=True):
+    """What one round keeps: `tokens` are the accepted drafts, then the new pending token.
+
+    ``committed`` is the base of the next round. `chosen` holds the target's own choice at every
+    row of the block, for the trace. `finish` says why the request ends here, or is empty.
+    """
+
+    accepted: Count
+    tokens: TokenBytes
+    chosen: TokenBytes
+    committed: Position
+    finish: Finish
+    seconds: Seconds
+
+
+class Verified(LinkMessage, frozen=True, kw_only=True):
+    """target -> supervisor: answer to Verify."""
+
+    results: tuple[Verdict | ItemFailed, ...]
+
+
+class CloseItem(Item, frozen=True, kw_only=True):
+    """End of a sequence; rows from position `keep` on are dropped before the slot is freed."""
+
+    keep: Position = 0
+
+
+class Close(LinkMessage, frozen=True, kw_only=True):
+    """supervisor -> either daemon: free the slots; a closed sequence never computes again."""
+
+    items: Annotated[tuple[CloseItem, ...], Meta(min_length=1, max_length=MAX_SEQUENCES)]
+
+
+class ClosedItem(Item, frozen=True, kw_only=True):
+    """The slot is free; `committed` positions were held."""
+
+    committed: Position
+
+
+class Closed(LinkMessage, frozen=True, kw_only=True):
+    """daemon -> supervisor: answer to Close."""
+
+    results: tuple[ClosedItem | ItemFailed, ...]
+
+
+# --- clients ---------------------------------------------------------------------------------
+
+
+class Submit(Message, frozen=True, kw_only=True):
+    """client -> supervisor: a request; answered by Piece messages, then Finished or Refused."""
+
+    request: Id
+    prompt: TokenBytes
+    max_tokens: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+    sampling: Sampling = Sampling()
+    draft_context: Count = 0
+
+
+class Cancel(Message, frozen=True, kw_only=True):
+    """client -> supervisor: end a request within one round or prefill chunk."""
+
+    request: Id
+
+
+class Progress(Message, frozen=True, kw_only=True):
+    """supervisor -> client: prompt positions prefilled so far."""
+
+    request: Id
+    done: Count
+    total: Count
+
+
+class Piece(Message, frozen=True, kw_only=True):
+    """supervisor -> client: tokens that one commit emitted, and that round's trace."""
+
+    request: Id
+    position: Position  # of the first token
+    tokens: TokenBytes
+    width: Count  # rows of the verify forward; 0 for the token that prefill chose
+    proposed: TokenBytes
+    chosen: TokenBytes
+    draft_seconds: Seconds
+    ingest_seconds: Seconds
+    verify_seconds: Seconds
+
+
+class Finished(Message, frozen=True, kw_only=True):
+    """supervisor -> client: the request's end, and its statistics."""
+
+    request: Id
+    finish_reason: Literal["stop", "length", "cancelled"]
+    statistics: "Statistics"
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """supervisor -> client: the request failed; every request gets this or Finished, once."""
+
+    request: Id
+    code: Name
+    detail: Text
+
+
+class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One request's figures, under the field's names; times are seconds of wall clock."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    mode: Literal["speculative", "autoregressive"]
+    mode_reason: Text
+    transport: Name
+    exact: Literal["native", "padded", "no"]
+    time_to_first_token_seconds: Seconds
+    prefill_seconds: Seconds
+    decode_seconds: Seconds
+    draft_seconds: Seconds
+    ingest_seconds: Seconds
+    verify_seconds: Seconds
+    overhead_seconds: Seconds
+    num_rounds: Count  # verify forwards, with and without drafts
+    num_drafts: Count  # rounds that verified at least one draft token
+    num_draft_tokens: Count
+    num_accepted_tokens: Count
+    acceptance_histogram: tuple[Count, ...]  # [a]: rounds with a draft that accepted a tokens
+    num_accepted_tokens_per_pos: tuple[Count, ...]  # [i]: times draft token i was accepted
+    num_proposed_tokens_per_pos: tuple[Count, ...]
+    num_stale_replies: Count

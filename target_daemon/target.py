@@ -1,0 +1,79 @@
+"""DFlashTarget: what the verify loop needs of a model, in the terms of the seed's header.
+
+The engine above knows nothing of weights, cache shapes or attention kernels. `slot` is a small
+integer handle of one open sequence, below `slots`.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+from torch import Tensor
+
+Logits = Literal["none", "last", "all"]
+
+
+class DFlashTarget(ABC):
+    """A target language model with preallocated state for `slots` sequences."""
+
+    hidden_size: int
+    vocab_size: int  # rows of logits that can be chosen
+    max_positions: int
+    slots: int
+    capture_layer_ids: tuple[int, ...]  # layer outputs, in the order of a feature row's columns
+    mask_token_id: int
+    eos_token_ids: tuple[int, ...]
+    embedding_scale: float
+    logit_scale: float
+    logit_softcap: float
+
+    @abstractmethod
+    def reset(self, slot: int) -> None:
+        """Forget the slot's state: nothing is committed."""
+
+    @abstractmethod
+    def verify_batch(
+        self, slot: int, tokens: Tensor, base_pos: int, logits: Logits
+    ) -> Tensor | None:
+        """Forward `tokens` [n] int64 at positions ``base_pos ..``; K/V and feature rows written.
+
+        Returns float32 logits [n, vocab_size] for "all", [1, vocab_size] for "last", None for
+        "none" (a prefill chunk asks for none or last). State from ``base_pos`` on is replaced.
+        """
+
+    @abstractmethod
+    def snapshot_kv(self, slot: int, base_pos: int, rows: int) -> object:
+        """Save what a forward of `rows` rows at `base_pos` may destroy."""
+
+    @abstractmethod
+    def restore_kv(self, slot: int, snapshot: object) -> None:
+        """Return to the state that `snapshot_kv` saved."""
+
+    @property
+    @abstractmethod
+    def supports_fast_rollback(self) -> bool:
+        """Whether `rollback_to` works without running the kept rows again."""
+
+    @abstractmethod
+    def rollback_to(self, slot: int, base_pos: int, n: int) -> bool:
+        """Keep the first `n` rows of the last forward; False asks for restore and replay."""
+
+    @property
+    def supports_tree_verify(self) -> bool:
+        """Whether `verify_tree` and `rollback_to_tree` exist (a later issue)."""
+        return False
+
+    @abstractmethod
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
+        """Embedding rows [n, hidden_size] of ids [n], scaled as the model scales them."""
+
+    @abstractmethod
+    def project_hidden_to_tokens(self, hidden: Tensor) -> Tensor:
+        """Best id [n] of each hidden row: head, scale and soft-cap, never the final norm."""
+
+    @abstractmethod
+    def project_hidden_to_topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [n, k] and ids [n, k] of the best `k` tokens of each hidden row."""
+
+    def is_eos(self, token: int) -> bool:
+        """Whether `token` ends a text of this model."""
+        return token in self.eos_token_ids
