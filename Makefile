@@ -1,0 +1,78 @@
+# `make help` lists the targets. A fresh clone needs Python >= 3.11 and make, nothing else.
+#
+#   PYTHON=python3.12 make test      another interpreter for the environment
+#   VENV=/somewhere/else make test   another place for it
+
+PYTHON ?= python3
+VENV ?= .venv
+DEMO_PROMPT ?= A train leaves at 3 pm and travels 60 miles per hour for 4 hours. How far does it go?
+
+BIN := $(VENV)/bin
+INPUTS := setup.cfg pyproject.toml constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint check fix proof reference bench gpu soak clean
+
+help:
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 18
+
+# --- environments ------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed, this is " + sys.version + "; say PYTHON=... make")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(INPUTS) | $(BIN)/python
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/installed-dev: $(INPUTS) | $(BIN)/python
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/installed
+
+# --- what a user runs --------------------------------------------------------------------------
+
+demo: $(VENV)/installed  ## install, fetch the default model, generate once
+	$(BIN)/dflashd pull
+	$(BIN)/dflashd generate --max-tokens 96 --stats "$(DEMO_PROMPT)"
+
+test: $(VENV)/installed-dev  ## install, then every test except those for a GPU and the soak
+	$(BIN)/python -m pytest
+
+# --- what a developer runs ---------------------------------------------------------------------
+
+lint: $(VENV)/installed-dev  ## ruff, mypy, import layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint  ## lint, and all tests with coverage (at least 95 % of branches)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+fix: $(VENV)/installed-dev  ## format, and mend what ruff can mend
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+proof: $(VENV)/installed-dev  ## the full-size proofs; writes docs/proof.json
+	$(BIN)/python -m pytest -m proof --timeout 10800
+
+reference: $(VENV)/installed-dev  ## compare with the reference package, in an environment of its own
+	$(BIN)/python tests/reference/run.py
+
+bench: $(VENV)/installed-dev  ## measure on the public prompts; see benchmarks/README.md
+	$(BIN)/python benchmarks/decode.py
+
+gpu: $(VENV)/installed-dev  ## the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+soak: $(VENV)/installed-dev  ## the tests that run for a long time
+	$(BIN)/python -m pytest -m soak --timeout 0
+
+clean:  ## remove the environment and all caches
+	rm -rf $(VENV) build dist .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	  .import_linter_cache .reference .peers
