@@ -1,0 +1,50 @@
+"""Chain verify: the longest prefix of drafts that the target would have chosen itself."""
+
+from typing import ClassVar, Final
+
+from torch import Tensor
+
+from protocol.choice import choose
+from protocol.messages import Finish
+from target_daemon.target import DFlashTarget
+from target_daemon.verify.base import Block, Judgement, Rules, VerifyStrategy
+
+
+class ChainVerify(VerifyStrategy):
+    """Row ``i`` follows row ``i - 1``; an autoregressive step is a chain of width 1."""
+
+    name: ClassVar[str] = "chain"
+
+    def forward(self, target: DFlashTarget, slot: int, block: Block) -> Tensor:
+        """One forward with logits at every row."""
+        logits = target.verify_batch(slot, block.tokens, block.base_pos, "all")
+        if logits is None or logits.shape[0] != len(block.ids):
+            raise RuntimeError(f"the target gave no logits for {len(block.ids)} rows")
+        return logits
+
+    def judge(self, block: Block, logits: Tensor, rules: Rules) -> Judgement:
+        """Keep ``n = min(accepted + 1, budget, index of the first stop token + 1)`` rows.
+
+        That is the one formula for every end (design.md section 8, rule 1): the n-th emitted
+        token is pending and has no state, be it a correction, EOS or the budget's last.
+        """
+        chosen = choose(logits, block.base_pos + 1, rules.sampling, rules.history).tolist()
+        accepted = 0
+        for draft, choice in zip(block.ids[1:], chosen, strict=False):
+            if draft != choice:
+                break
+            accepted += 1
+        emitted = chosen[: min(accepted + 1, rules.budget)]
+        finish: Finish = "length" if len(emitted) == rules.budget else ""
+        for index, token in enumerate(emitted):
+            if token in rules.stops:
+                emitted, finish = emitted[: index + 1], "stop"
+                break
+        return Judgement(tuple(range(len(emitted))), tuple(emitted), tuple(chosen), finish)
+
+    def keep(self, target: DFlashTarget, slot: int, block: Block, judgement: Judgement) -> bool:
+        """Fast rollback to the kept prefix."""
+        return target.rollback_to(slot, block.base_pos, len(judgement.path))
+
+
+STRATEGY: Final[VerifyStrategy] = ChainVerify()
