@@ -1,0 +1,211 @@
+"""A target's `config.json` as one frozen struct, read without torch.
+
+Both daemons' owner and the target read it. Whatever would change the arithmetic and is not
+implemented is refused by the key's name; an unknown key that changes nothing is let pass. Facts
+that only a family can decide (what an absent `rope_theta` means, which layers are windowed) stay
+as the file states them; `target_daemon.families` resolves them.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from protocol.checkpoints.keys import Keys
+from protocol.errors import CheckpointError, UnsupportedModel
+
+CONFIG_FILE: Final = "config.json"
+GENERATION_FILE: Final = "generation_config.json"
+MAX_JSON_BYTES: Final = 16 << 20
+MAX_DIMENSION: Final = 1 << 24
+MAX_LAYERS: Final = 4096
+
+# Keys that change the arithmetic, with the one value (besides null) under which they do not.
+NEUTRAL: Final[Mapping[str, object]] = {
+    "hidden_act": "silu",
+    "hidden_activation": "silu",
+    "partial_rotary_factor": 1.0,
+    "is_encoder_decoder": False,
+    "attn_logit_softcapping": 0.0,
+    "final_logit_softcapping": 0.0,
+    "attention_multiplier": None,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "logit_scale": 1.0,
+    "clip_qkv": None,
+    "qk_layernorm": False,
+    "use_qk_norm": False,
+    "no_rope_layers": None,
+    "num_experts": 0,
+    "num_local_experts": 0,
+    "quantization_config": None,
+}
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of one decoder, under the names of `config.json`."""
+
+    model_type: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int
+    rms_norm_eps: float
+    rope_theta: float | None  # None: the file does not say
+    rope_scaling: dict[str, Any]  # empty: none
+    tied: bool
+    attention_bias: bool
+    mlp_bias: bool
+    sliding_window: int | None
+    states_sliding_window: bool  # whether the key is there, be it null
+    use_sliding_window: bool
+    max_window_layers: int | None
+    layer_types: tuple[str, ...]  # empty: the file does not say
+    eos_token_ids: tuple[int, ...]
+    dtype: str | None  # "bfloat16", "float16", "float32"; None: the file does not say
+
+
+def read_model_config(path: Path) -> ModelConfig:
+    """Read a folder's config.json or a GGUF file's metadata.
+
+    Raises CheckpointError with file and key where something is missing or misshapen, and
+    UnsupportedModel naming the key that asks for arithmetic this program does not do.
+    """
+    if path.is_dir():
+        raw = _read_json(path / CONFIG_FILE)
+        generation = path / GENERATION_FILE
+        extra = _read_json(generation) if generation.exists() else {}
+        return parse_model_config(raw, extra, where=str(path / CONFIG_FILE))
+    if path.is_file():
+        raise UnsupportedModel(f"{path}: a single file; give the folder of the checkpoint")
+    raise CheckpointError(f"{path}: no such folder or file")
+
+
+def parse_model_config(
+    raw: Mapping[str, Any], generation: Mapping[str, Any], *, where: str
+) -> ModelConfig:
+    """Turn the decoded `config.json` and `generation_config.json` into the struct."""
+    keys = Keys(raw, where)
+    _refuse(raw, where)
+    heads = keys.integer("num_attention_heads", high=MAX_DIMENSION)
+    kv_heads = keys.integer("num_key_value_heads", default=heads, high=heads)
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"{where}: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
+        )
+    hidden = keys.integer("hidden_size", high=MAX_DIMENSION)
+    layers = keys.integer("num_hidden_layers", high=MAX_LAYERS)
+    theta, scaling = _rope(keys, where)
+    vocab = keys.integer("vocab_size", high=MAX_DIMENSION)
+    return ModelConfig(
+        model_type=keys.text("model_type"),
+        hidden_size=hidden,
+        intermediate_size=keys.integer("intermediate_size", high=MAX_DIMENSION),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=_head_dim(keys, hidden, heads, where),
+        vocab_size=vocab,
+        max_positions=keys.integer("max_position_embeddings", high=1 << 31),
+        rms_norm_eps=keys.number("rms_norm_eps"),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        tied=keys.flag("tie_word_embeddings", default=False),
+        attention_bias=keys.flag("attention_bias", default=False),
+        mlp_bias=keys.flag("mlp_bias", default=False),
+        sliding_window=keys.optional_integer("sliding_window", high=1 << 31),
+        states_sliding_window="sliding_window" in raw,
+        use_sliding_window=keys.flag("use_sliding_window", default=False),
+        max_window_layers=keys.optional_integer("max_window_layers", low=0, high=MAX_LAYERS),
+        layer_types=_layer_types(keys, layers, where),
+        eos_token_ids=_eos(keys, Keys(generation, where), vocab),
+        dtype=keys.optional_text("dtype") or keys.optional_text("torch_dtype"),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES} bytes")
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected an object, found {type(value).__name__}")
+    return value
+
+
+def _refuse(raw: Mapping[str, Any], where: str) -> None:
+    for key, neutral in NEUTRAL.items():
+        value = raw.get(key)
+        if value is not None and value != neutral:
+            raise UnsupportedModel(f"{where}: `{key}` is {_short(value)}, which is not supported")
+    mapped = raw.get("auto_map")
+    if isinstance(mapped, Mapping) and any(str(key).startswith("AutoModel") for key in mapped):
+        raise UnsupportedModel(
+            f"{where}: `auto_map` names code of the checkpoint's own, which is never run"
+        )
+
+
+def _head_dim(keys: Keys, hidden: int, heads: int, where: str) -> int:
+    stated = keys.optional_integer("head_dim", high=MAX_DIMENSION)
+    if stated is None and hidden % heads:
+        raise CheckpointError(
+            f"{where}: no `head_dim`, and hidden_size {hidden} is no multiple of {heads} heads"
+        )
+    dim = stated or hidden // heads
+    if dim % 2:
+        raise CheckpointError(f"{where}: head_dim {dim} is odd; rotary positions need pairs")
+    return dim
+
+
+def _rope(keys: Keys, where: str) -> tuple[float | None, dict[str, Any]]:
+    """Theta and scaling from `rope_parameters` (new) or `rope_theta` + `rope_scaling` (old)."""
+    new = keys.mapping("rope_parameters")
+    old = keys.mapping("rope_scaling")
+    if new and any(isinstance(value, Mapping) for value in new.values()):
+        raise UnsupportedModel(f"{where}: `rope_parameters` differ by layer type; not supported")
+    scaling = {**old, **new}
+    inner = Keys(scaling, f"{where}: rope_parameters")
+    theta = inner.optional_number("rope_theta")
+    scaling.pop("rope_theta", None)
+    if scaling.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModel(f"{where}: `partial_rotary_factor` is not supported")
+    scaling.pop("partial_rotary_factor", None)
+    outer = keys.optional_number("rope_theta")
+    if theta is not None and outer is not None and theta != outer:
+        raise CheckpointError(
+            f"{where}: rope_theta is {outer}, but rope_parameters say {theta}; which one?"
+        )
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    return (theta if theta is not None else outer), ({} if kind == "default" else scaling)
+
+
+def _layer_types(keys: Keys, layers: int, where: str) -> tuple[str, ...]:
+    types = keys.texts("layer_types")
+    if types and len(types) != layers:
+        raise CheckpointError(
+            f"{where}: `layer_types` has {len(types)} entries for {layers} layers"
+        )
+    return types
+
+
+def _eos(config: Keys, generation: Keys, vocab: int) -> tuple[int, ...]:
+    """Ids that end a text; generation_config.json overrides config.json, as elsewhere."""
+    return generation.ids("eos_token_id", high=vocab - 1) or config.ids(
+        "eos_token_id", high=vocab - 1
+    )
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,145 @@
+"""Named tensors of a checkpoint, memory-mapped: one safetensors file, shards, or a GGUF file.
+
+Nothing is read before it is asked for, and what `get` returns is a view of the mapping where the
+format allows it, so that a loader that copies tensor by tensor never holds a second model.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from protocol.errors import CheckpointError, UnsupportedModel
+
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+MAX_INDEX_BYTES: Final = 64 << 20
+
+
+class TensorSource(ABC):
+    """A closed set of named tensors; a context manager that owns the mappings."""
+
+    @abstractmethod
+    def names(self) -> frozenset[str]:
+        """Every tensor's name."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape without reading the data; CheckpointError where there is no such tensor."""
+
+    @abstractmethod
+    def get(self, name: str) -> Tensor:
+        """The tensor in its storage dtype, as a view of the file where that is possible."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Unmap. Tensors that are still referenced keep their own mapping alive."""
+
+    def expect(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """`get`, after checking the shape; CheckpointError with name, expected and found."""
+        found = self.shape(name)
+        if found != shape:
+            raise CheckpointError(
+                f"tensor {name}: expected shape {list(shape)}, found {list(found)}"
+            )
+        return self.get(name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_tensors(path: Path) -> TensorSource:
+    """Open a folder of safetensors (one file, or shards with an index), or a GGUF file."""
+    if path.is_file():
+        raise UnsupportedModel(f"{path}: a single file; give the folder of the checkpoint")
+    index = path / INDEX
+    if index.is_file():
+        return SafeTensors(_shards(index))
+    if (path / SINGLE).is_file():
+        return SafeTensors({path / SINGLE: None})
+    raise CheckpointError(f"{path}: neither {SINGLE} nor {INDEX} is there")
+
+
+class SafeTensors(TensorSource):
+    """One or more safetensors files; with an index, the file named there must hold the tensor."""
+
+    def __init__(self, files: dict[Path, frozenset[str] | None]) -> None:
+        self._stack = ExitStack()
+        self._home: dict[str, Any] = {}
+        try:
+            for path, expected in files.items():
+                self._open(path, expected)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _open(self, path: Path, expected: frozenset[str] | None) -> None:
+        try:
+            handle = self._stack.enter_context(safe_open(path, framework="pt"))
+            found = frozenset(handle.keys())
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+        except SafetensorError as error:
+            raise CheckpointError(f"{path} is damaged or truncated: {error}") from error
+        missing = sorted((expected or frozenset()) - found)
+        if missing:
+            raise CheckpointError(f"{path}: the index promises tensor {missing[0]}; it is absent")
+        for name in found if expected is None else expected:
+            self._home[name] = handle
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._home)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._handle(name).get_slice(name).get_shape())
+
+    def get(self, name: str) -> Tensor:
+        try:
+            tensor: Tensor = self._handle(name).get_tensor(name)
+        except SafetensorError as error:
+            raise CheckpointError(f"tensor {name}: {error}") from error
+        return tensor
+
+    def close(self) -> None:
+        self._home.clear()
+        self._stack.close()
+
+    def _handle(self, name: str) -> Any:
+        if name not in self._home:
+            raise CheckpointError(f"tensor {name} is missing")
+        return self._home[name]
+
+
+def _shards(index: Path) -> dict[Path, frozenset[str] | None]:
+    """File -> tensors it must hold, from the index; file names are bare names in its folder."""
+    try:
+        if index.stat().st_size > MAX_INDEX_BYTES:
+            raise CheckpointError(f"{index}: larger than {MAX_INDEX_BYTES} bytes")
+        value = json.loads(index.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"cannot read {index}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{index} is not valid JSON: {error}") from error
+    mapping = value.get("weight_map") if isinstance(value, dict) else None
+    if not isinstance(mapping, dict) or not mapping:
+        raise CheckpointError(f"{index}: key `weight_map` is missing or empty")
+    names: dict[str, set[str]] = {}
+    for tensor, file in mapping.items():
+        # A bare name only: an index from the network must not reach outside its folder.
+        if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
+            raise CheckpointError(f"{index}: tensor {tensor} lies in {file!r}; not a file name")
+        names.setdefault(file, set()).add(tensor)
+    return {index.parent / file: frozenset(tensors) for file, tensors in names.items()}
