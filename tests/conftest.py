@@ -1,0 +1,49 @@
+"""Every test runs in places of its own, and fails if it leaves anything behind."""
+
+import shutil
+import tempfile
+import uuid
+from pathlib import Path
+
+import pytest
+from support import leaks
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _base_temp(tmp_path_factory):
+    """Fix pytest's own folder before a test's TMPDIR could move it."""
+    return tmp_path_factory.getbasetemp()
+
+
+@pytest.fixture(autouse=True)
+def runtime_dir(_base_temp, monkeypatch, request):
+    """Give the test a runtime and a temporary folder, and check afterwards that it left nothing.
+
+    Fails the test if there remains: a process it started, at whatever depth; a descriptor,
+    mapping or thread in this process; a socket, run directory or any other file in the runtime
+    folder; a socket or one of our folders in TMPDIR; a segment in /dev/shm.
+    """
+    # Short, since a Unix socket's path has at most 107 bytes.
+    place = Path(tempfile.mkdtemp(prefix="dft-", dir="/tmp"))
+    runtime, temporary = place / "run", place / "tmp"
+    runtime.mkdir(mode=0o700)
+    temporary.mkdir(mode=0o700)
+    marker = uuid.uuid4().hex
+    monkeypatch.setenv(leaks.MARKER, marker)
+    monkeypatch.setenv("DFLASH_RUNTIME", str(runtime))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    children = leaks.children()
+    before = leaks.take()
+    yield runtime
+    found = leaks.left_processes(marker, children)
+    found += leaks.left_in_this_process(before)
+    found += [f"in the runtime folder: {name}" for name in leaks.left_files(runtime)]
+    found += [
+        f"in TMPDIR: {name}"
+        for name in leaks.left_files(temporary)
+        if name.startswith("socket") or "dflash" in name
+    ]
+    shutil.rmtree(place, ignore_errors=True)
+    if found:
+        pytest.fail("the test left behind: " + "; ".join(found), pytrace=False)
