@@ -9,21 +9,47 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
+import torch
 from torch import Tensor
 
-from protocol.feature_ring import RingShape
+from protocol.errors import FeatureExpired, ProtocolError
+from protocol.feature_ring import RingShape, oldest_valid, spans
+
+NO_OWNER: Final = -1
 
 
 @dataclass(frozen=True)
 class RingView:
-    """The target's writable view of the ring."""
+    """A view of the ring; writable on the target's side, read-only on the draft's.
+
+    The three methods are the writer's half of the seqlock. Their order of stores matters: a reader
+    takes rows only when, after its copy, the owner is still the one it asked for and the rows lie
+    in the valid part of what was announced.
+    """
 
     shape: RingShape
     owner: Tensor  # [slots], int64: the sequence each slot's rows belong to; -1: none
     written_high: Tensor  # [slots], int64: highest position ever written + 1
     rows: Tensor  # [slots, capacity, row_width]
+
+    def claim(self, slot: int, sequence: int) -> None:
+        """Give an empty `slot` to `sequence`, which must never have owned one before."""
+        # Nobody owns the slot while its height is reset, so that no reader pairs the new owner
+        # with the old owner's rows.
+        self.owner[slot] = NO_OWNER
+        self.written_high[slot] = 0
+        self.owner[slot] = sequence
+
+    def announce(self, slot: int, stop: int) -> None:
+        """State, *before* writing them, that rows below position `stop` will be written."""
+        if stop > int(self.written_high[slot]):
+            self.written_high[slot] = stop
+
+    def release(self, slot: int) -> None:
+        """Take the slot from its sequence; its rows cannot be read any more."""
+        self.owner[slot] = NO_OWNER
 
 
 @dataclass(frozen=True)
@@ -32,6 +58,39 @@ class Rows:
 
     start: int
     rows: Tensor  # [n, row_width]
+
+
+def read_whole(view: RingView, slot: int, sequence: int, start: int, stop: int) -> Rows:
+    """Copy positions ``start .. stop-1`` of `sequence`, less what may have been overwritten.
+
+    The reader's half of the seqlock: copy, then look again. Never waits for the writer. Raises
+    FeatureExpired when the slot is another sequence's, before or after the copy, and ProtocolError
+    when the rows were never written or `slot` does not exist.
+    """
+    capacity = view.shape.capacity
+    if not 0 <= slot < view.shape.slots or not 0 <= start <= stop:
+        raise ProtocolError(f"rows {start}..{stop} of slot {slot}: there are {view.shape.slots}")
+    high = _height(view, slot, sequence)
+    if stop > high:
+        raise ProtocolError(f"rows up to {stop} were asked for, {high} of slot {slot} are written")
+    first = min(stop, max(start, oldest_valid(high, capacity)))
+    copy = torch.empty(stop - first, view.shape.row_width, dtype=view.rows.dtype)
+    for span in spans(first, stop, capacity):
+        source = view.rows[slot, span.row : span.row + span.stop - span.start]
+        copy[span.start - first : span.stop - first].copy_(source)
+    # x86 keeps loads in program order; elsewhere the interpreter between the copy and these loads
+    # is far longer than any processor reorders across.
+    whole = min(stop, max(first, oldest_valid(_height(view, slot, sequence), capacity)))
+    return Rows(start=whole, rows=copy[whole - first :])
+
+
+def _height(view: RingView, slot: int, sequence: int) -> int:
+    """Read `written_high`, then check the owner: owners never return, so the height is its own."""
+    high = int(view.written_high[slot])
+    owner = int(view.owner[slot])
+    if owner != sequence:
+        raise FeatureExpired(f"slot {slot} belongs to sequence {owner}, not to {sequence}")
+    return high
 
 
 @dataclass(frozen=True)
@@ -109,4 +168,8 @@ class FeatureTransport(ABC):
     def attach(
         cls, address: str, *, nonce: int, life: int, shape: RingShape, timeout: float
     ) -> FeatureGuest:
-        """Map what the host at `address` offers, or raise TransportRefused/DeadlineExceeded."""
+        """Map what the host at `address` offers, or raise TransportRefused/DeadlineExceeded.
+
+        Another nonce or life than the host's is StaleMessage; `shape.capacity` counts, not how it
+        splits into window and guard.
+        """

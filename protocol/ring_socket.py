@@ -1,0 +1,89 @@
+"""The ring's Unix socket: private to one user, one packet each way, descriptors alongside.
+
+SEQPACKET keeps message borders, so that nothing has to be framed, and tells both ends who the
+other is (SO_PEERCRED).
+"""
+
+import os
+import socket
+import struct
+from pathlib import Path
+
+from protocol import arena_layout
+from protocol.arena_layout import Ask, Layout, Refusal
+from protocol.errors import DeadlineExceeded, PermissionRefused, TransportRefused, map_exceptions
+
+
+def listen(path: Path, backlog: int) -> socket.socket:
+    """Bind the ring socket, private to the user; one that a dead process left is replaced."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    try:
+        os.fchmod(listener.fileno(), 0o600)  # before the bind: the file has this mode at once
+        _remove_stale(path)
+        with map_exceptions({OSError: TransportRefused}):
+            listener.bind(str(path))
+            listener.listen(backlog)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _remove_stale(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError:  # nothing there, or nothing that can be judged: bind will tell
+            return
+    raise TransportRefused(f"another target listens at {path}; end it first")
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", packed)[1])
+
+
+def check_peer(connection: socket.socket) -> None:
+    """Raise PermissionRefused unless the other end was opened by this process's user."""
+    uid = _peer_uid(connection)
+    if uid != os.geteuid():
+        raise PermissionRefused(f"the peer at the ring socket is user {uid}, not {os.geteuid()}")
+
+
+def fetch(address: str, ask: Ask, timeout: float) -> tuple[Layout | Refusal, list[int]]:
+    """Ask the host at `address`; the descriptors that come along are the caller's to close.
+
+    Raises TransportRefused when nobody listens or the answer is not whole, DeadlineExceeded when
+    none comes within `timeout` seconds, PermissionRefused, and ProtocolError.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(timeout)
+        try:
+            connection.connect(address)
+            check_peer(connection)
+            connection.send(arena_layout.encode(ask))
+            data, descriptors, flags, _ = socket.recv_fds(
+                connection,
+                arena_layout.MAX_ANSWER_BYTES,
+                arena_layout.MAX_ARENAS,
+                socket.MSG_CMSG_CLOEXEC,
+            )
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"no answer from {address} within {timeout} s") from error
+        except OSError as error:
+            raise TransportRefused(f"no target offers its ring at {address}: {error}") from error
+    try:
+        return _decode(data, flags), descriptors
+    except BaseException:
+        for fd in descriptors:
+            os.close(fd)
+        raise
+
+
+def _decode(data: bytes, flags: int) -> Layout | Refusal:
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or not data:
+        raise TransportRefused("the answer from the ring socket is empty or longer than allowed")
+    return arena_layout.decode_answer(data)
