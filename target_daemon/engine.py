@@ -44,7 +44,6 @@ from target_daemon.verify.chain import STRATEGY as CHAIN
 
 log = logging.getLogger(__name__)
 
-NO_OWNER: Final = -1
 NO_TOKEN: Final = -1
 
 
@@ -82,7 +81,8 @@ class Engine:
         """Reserve a slot, or raise Overloaded; ring rows of the slot now belong to it."""
         sequence = self._sequences.open(item, self._target.eos_token_ids)
         self._target.reset(sequence.slot)
-        self._own(sequence.slot, item.sequence)
+        if self._ring is not None:
+            self._ring.claim(sequence.slot, item.sequence)
         return OpenedItem(sequence=item.sequence, round=item.round, slot=sequence.slot)
 
     @torch.inference_mode()
@@ -143,7 +143,8 @@ class Engine:
     def close(self, item: CloseItem) -> ClosedItem:
         """Free the slot; what it held before `item.keep` or any other position is dropped."""
         sequence = self._sequences.close(item.sequence)
-        self._own(sequence.slot, NO_OWNER)
+        if self._ring is not None:
+            self._ring.release(sequence.slot)
         self._target.reset(sequence.slot)
         return ClosedItem(sequence=item.sequence, round=item.round, committed=sequence.committed)
 
@@ -270,10 +271,6 @@ class Engine:
             undo.callback(restore)
             yield restore
             undo.pop_all()
-
-    def _own(self, slot: int, owner: int) -> None:
-        if self._ring is not None:
-            self._ring.owner[slot] = owner
 
 
 def _check_alive(sequence: Sequence, number: int) -> None:
