@@ -1,0 +1,78 @@
+"""``dflashd doctor``: print the facts of `launch.doctor`, for people or as JSON."""
+
+import json
+
+import click
+
+from launch import doctor, exit_codes
+from launch.doctor import Facts
+
+GIB = 1 << 30
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--quick", is_flag=True, help="Start no other process and do not load torch.")
+def doctor_command(*, as_json: bool, quick: bool) -> int:
+    """Say what this machine offers and what would be used, and why.
+
+    Exit code 0 when nothing stands in the way, 78 when something does.
+    """
+    facts = doctor.quick() if quick else doctor.full()
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+    else:
+        for name, value in _lines(facts):
+            click.echo(f"{name:<14} {value}")
+        for problem in facts["problems"]:
+            click.echo(f"problem: {problem}")
+    return exit_codes.CONFIG if facts["problems"] else exit_codes.OK
+
+
+def _lines(facts: Facts) -> list[tuple[str, str]]:
+    python, cpu, memory = facts["python"], facts["cpu"], facts["memory"]
+    packages = facts["packages"]
+    threads = [f"{name}={value}" for name, value in facts["threads"].items() if value]
+    lines = [
+        ("dflashd", facts["version"]),
+        ("python", f"{python['version']}, {python['executable']}"),
+        ("platform", python["platform"]),
+        ("import names", _import_names(facts)),
+        ("installed", ", ".join(f"{name} {found}" for name, found in packages.items() if found)),
+        ("not installed", ", ".join(name for name, found in packages.items() if not found) or "-"),
+        ("processor", f"{cpu['model']}, {cpu['usable_cores']} usable cores"),
+        ("features", f"{' '.join(cpu['flags']) or 'none of interest'}"),
+        ("dtype", f"{cpu['auto_dtype']} ({'fast' if cpu['fast_bf16'] else 'no fast'} bf16 here)"),
+        ("threads", " ".join(threads) or f"{cpu['usable_cores']} a daemon; no variable set"),
+        ("memory", _memory(memory)),
+        ("devices", ", ".join(facts["devices"])),
+        ("transport", f"{facts['transport']['name']}: {facts['transport']['reason']}"),
+        ("models", facts["paths"]["home"]),
+        ("runtime", facts["paths"]["runtime"]),
+    ]
+    lines += [
+        (f"target {name}"[:14], json.dumps(value) if isinstance(value, dict | list) else str(value))
+        for name, value in facts.get("target_daemon", {}).items()
+        if name != "error"
+    ]
+    return lines
+
+
+def _import_names(facts: Facts) -> str:
+    return ", ".join(
+        f"{name} {'ours' if entry['ours'] else 'NOT ours'}"
+        for name, entry in facts["import_names"].items()
+    )
+
+
+def _memory(memory: Facts) -> str:
+    parts = [
+        f"{memory[key] / GIB:.1f} GiB {words}"
+        for key, words in (
+            ("total_bytes", "in all"),
+            ("available_bytes", "available"),
+            ("limit_bytes", "limit of this group"),
+        )
+        if memory[key] is not None
+    ]
+    return ", ".join(parts) or "unknown"

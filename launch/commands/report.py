@@ -1,0 +1,128 @@
+"""What a finished request says about itself: the object of ``--json``, and one line for people."""
+
+from typing import Literal
+
+import msgspec
+
+from protocol.messages import Statistics
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Token counts."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of wall clock; the engines' own times are measured inside the daemons.
+
+    ``tokens_per_second`` counts the tokens after the first over ``decode_seconds``: the first one
+    is prefill's. ``overhead_seconds`` is decoding minus the engines' times.
+    """
+
+    load_seconds: float
+    time_to_first_token_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    draft_seconds: float
+    ingest_seconds: float
+    verify_seconds: float
+    overhead_seconds: float
+    tokens_per_second: float
+
+
+class SpeculativeDecoding(msgspec.Struct, frozen=True, kw_only=True):
+    """Acceptance under the field's names; the two rates are null when nothing was drafted."""
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    mean_acceptance_length: float | None  # tokens emitted per round that had a draft
+    draft_acceptance_rate: float | None  # accepted / proposed
+    acceptance_histogram: tuple[int, ...]  # [a]: rounds that accepted a tokens
+    num_accepted_tokens_per_pos: tuple[int, ...]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The one object that ``dflashd generate --json`` prints; keys in this order."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    mode: Literal["speculative", "autoregressive"]
+    mode_reason: str
+    transport: str
+    exact: Literal["native", "padded", "no"]
+    timings: Timings
+    speculative_decoding: SpeculativeDecoding
+
+
+def build(
+    *,
+    text: str,
+    token_ids: tuple[int, ...],
+    finish_reason: FinishReason,
+    statistics: Statistics,
+    load_seconds: float,
+) -> Report:
+    """Arrange a request's statistics under their public names, with the rates they imply."""
+    s = statistics
+    return Report(
+        text=text,
+        token_ids=token_ids,
+        finish_reason=finish_reason,
+        usage=Usage(prompt_tokens=s.prompt_tokens, completion_tokens=s.completion_tokens),
+        mode=s.mode,
+        mode_reason=s.mode_reason,
+        transport=s.transport,
+        exact=s.exact,
+        timings=Timings(
+            load_seconds=load_seconds,
+            time_to_first_token_seconds=s.time_to_first_token_seconds,
+            prefill_seconds=s.prefill_seconds,
+            decode_seconds=s.decode_seconds,
+            draft_seconds=s.draft_seconds,
+            ingest_seconds=s.ingest_seconds,
+            verify_seconds=s.verify_seconds,
+            overhead_seconds=s.overhead_seconds,
+            tokens_per_second=_ratio(max(s.completion_tokens - 1, 0), s.decode_seconds) or 0.0,
+        ),
+        speculative_decoding=SpeculativeDecoding(
+            num_drafts=s.num_drafts,
+            num_draft_tokens=s.num_draft_tokens,
+            num_accepted_tokens=s.num_accepted_tokens,
+            mean_acceptance_length=_ratio(s.num_drafts + s.num_accepted_tokens, s.num_drafts),
+            draft_acceptance_rate=_ratio(s.num_accepted_tokens, s.num_draft_tokens),
+            acceptance_histogram=s.acceptance_histogram,
+            num_accepted_tokens_per_pos=s.num_accepted_tokens_per_pos,
+        ),
+    )
+
+
+def summary(report: Report) -> str:
+    """Say in one line how the request went: counts, speed, mode and acceptance."""
+    t, spec = report.timings, report.speculative_decoding
+    parts = [
+        f"{report.usage.completion_tokens} tokens ({report.finish_reason})",
+        f"{t.tokens_per_second:.1f} tokens/s",
+        f"first token {t.time_to_first_token_seconds:.2f} s",
+        f"load {t.load_seconds:.1f} s",
+        f"{report.mode} ({report.mode_reason})" if report.mode_reason else report.mode,
+    ]
+    if spec.mean_acceptance_length is not None and spec.draft_acceptance_rate is not None:
+        parts.append(
+            f"{spec.mean_acceptance_length:.2f} tokens/round, "
+            f"{spec.draft_acceptance_rate:.0%} of drafts accepted"
+        )
+    if report.transport:
+        parts.append(f"transport {report.transport}")
+    parts.append(f"exact: {report.exact}")
+    return " | ".join(parts)
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None

@@ -1,0 +1,25 @@
+"""Every exit status of `dflashd`; the README's table is checked against this one."""
+
+from typing import Final
+
+OK: Final = 0
+USAGE: Final = 2
+UNAVAILABLE: Final = 69
+SOFTWARE: Final = 70
+TEMPORARY: Final = 75
+PERMISSION: Final = 77
+CONFIG: Final = 78
+INTERRUPTED: Final = 130
+CLOSED_OUTPUT: Final = 141
+
+MEANING: Final[dict[int, str]] = {
+    OK: "success",
+    USAGE: "an argument or the prompt is unusable: empty, too long, out of range, unreadable",
+    UNAVAILABLE: "a registry, server or file that is needed cannot be reached now",
+    SOFTWARE: "a defect, or a daemon that died",
+    TEMPORARY: "try again later: not enough memory, not ready, too busy, too slow",
+    PERMISSION: "a file, socket or peer belongs to somebody else",
+    CONFIG: "the model, the draft or the settings cannot be used as they are",
+    INTERRUPTED: "ended by Ctrl-C (128 + SIGINT); the text so far was written",
+    CLOSED_OUTPUT: "the reader of standard output went away (128 + SIGPIPE)",
+}
