@@ -6,7 +6,6 @@ it is. After any error a sequence is as it was before the call.
 """
 
 import logging
-from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Final, Literal
 import torch
 
 from protocol.choice import choose
+from protocol.codec import pack_tokens, unpack_tokens
 from protocol.errors import (
     InternalError,
     OutOfMemory,
@@ -92,7 +92,7 @@ class Engine:
         Raises PositionMismatch, PromptTooLong, ProtocolError, OutOfMemory or InternalError.
         """
         sequence = self._sequences.get(item.sequence)
-        ids = _ids(item.tokens)
+        ids = unpack_tokens(item.tokens)
         self._check_chunk(sequence, item, len(ids))
         self._check_vocabulary(ids, item.start)
         started = perf_counter()
@@ -119,7 +119,7 @@ class Engine:
         sequence = self._sequences.get(item.sequence)
         if sequence.verdict is not None and item.round <= sequence.verdict.round:
             return _stored(sequence.verdict, item)
-        ids = _ids(item.tokens)
+        ids = unpack_tokens(item.tokens)
         self._check_block(sequence, item, ids)
         started = perf_counter()
         judgement = self._decide(sequence, ids, item.budget)
@@ -132,8 +132,8 @@ class Engine:
             sequence=item.sequence,
             round=item.round,
             accepted=len(emitted) - 1,
-            tokens=_bytes(emitted),
-            chosen=_bytes(judgement.chosen),
+            tokens=pack_tokens(emitted),
+            chosen=pack_tokens(judgement.chosen),
             committed=sequence.committed,
             finish=judgement.finish,
             seconds=perf_counter() - started,
@@ -282,14 +282,3 @@ def _stored(verdict: Verdict, item: VerifyItem) -> Verdict:
     if item.round < verdict.round:
         raise StaleMessage(f"round {item.round} is over; round {verdict.round} was the last")
     return verdict
-
-
-def _ids(raw: bytes) -> tuple[int, ...]:
-    """Token ids of raw little-endian int32 bytes."""
-    if len(raw) % 4:
-        raise ProtocolError(f"{len(raw)} bytes are not a whole number of int32 token ids")
-    return tuple(memoryview(raw).cast("i"))
-
-
-def _bytes(ids: tuple[int, ...]) -> bytes:
-    return array("i", ids).tobytes()
