@@ -1,0 +1,169 @@
+"""Die with the parent. Three cords: the parent-death signal, a pipe's end, and a guard thread.
+
+The signal (`PR_SET_PDEATHSIG`) is immediate, but it is lost when the parent died before it was
+asked for, and it follows the parent's *thread*. The pipe on standard input ends whenever the
+parent does. Both make the poll loop leave in good order; the guard thread kills a process whose
+loop does not come back in time, for instance from a kernel that hangs.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from types import FrameType, TracebackType
+from typing import Any, Final, Self
+
+from protocol.errors import DaemonError
+
+PARENT_VARIABLE: Final = "DFLASHD_PARENT"  # the parent's pid, for the check after the signal is set
+ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class Ended(DaemonError):
+    """The daemon was told to end while it was loading; no failure."""
+
+    exit_code = 0
+
+
+class Lifeline:
+    """Armed inside a ``with`` in the main thread; `fds` belong into the poll loop.
+
+    `stdin` is the read end of the pipe whose write end the parent holds. `grace` is how many
+    seconds the process may go on without its parent; then `last_act` is called, and it is killed.
+    """
+
+    def __init__(
+        self, *, grace: float, last_act: Callable[[], None] | None = None, stdin: int = 0
+    ) -> None:
+        self._grace = grace
+        self._last_act = last_act
+        self._stdin = stdin
+        self._reason = ""
+        self._before: dict[signal.Signals, Any] = {}
+        self._wakeup: tuple[socket.socket, socket.socket] | None = None
+        self._wakeup_before = -1
+        self._guard: _Guard | None = None
+
+    def __enter__(self) -> Self:
+        reader, writer = socket.socketpair()
+        reader.setblocking(False)
+        writer.setblocking(False)
+        self._wakeup = (reader, writer)
+        self._wakeup_before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        for number in ENDING_SIGNALS:
+            self._before[number] = signal.signal(number, self._told)
+        if _parent_is_gone(os.environ):
+            self._reason = "the parent ended before this process was ready"
+        self._guard = _Guard(self._stdin, self._grace, self._last_act)
+        self._guard.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._guard is not None:
+            self._guard.stop()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        for end in self._wakeup or ():
+            end.close()
+        self._wakeup = None
+
+    @property
+    def reason(self) -> str:
+        """Why to end, or an empty string."""
+        return self._reason
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """What to wait for beside the work; `ended` reads them."""
+        wakeup = () if self._wakeup is None else (self._wakeup[0].fileno(),)
+        return (*wakeup, self._stdin)
+
+    def ended(self) -> bool:
+        """Look, without waiting, whether a signal came or the parent is gone."""
+        self._drain_wakeup()
+        if not self._reason and _at_end(self._stdin):
+            self._reason = "the parent is gone"
+        return bool(self._reason)
+
+    def check(self) -> None:
+        """Raise Ended when it is time; for long work outside the poll loop, such as loading."""
+        if self.ended():
+            raise Ended(self._reason)
+
+    def _told(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self._reason = f"told to end by {signal.Signals(number).name}"
+
+    def _drain_wakeup(self) -> None:
+        if self._wakeup is None:
+            return
+        try:
+            while self._wakeup[0].recv(4096):
+                pass
+        except BlockingIOError:
+            return
+
+
+class _Guard(threading.Thread):
+    """Waits for the end of the pipe, then `grace` seconds, then kills its own process."""
+
+    def __init__(self, stdin: int, grace: float, last_act: Callable[[], None] | None) -> None:
+        super().__init__(name="lifeline guard", daemon=True)
+        self._stdin = stdin
+        self._grace = grace
+        self._last_act = last_act
+        self._stop_read, self._stop_write = os.pipe()
+
+    def run(self) -> None:
+        poller = select.poll()
+        poller.register(self._stop_read, select.POLLIN)
+        # No POLLIN: data would be reported again and again, and only the end matters here.
+        poller.register(self._stdin, 0)
+        if any(fd == self._stop_read for fd, _ in poller.poll()):
+            return
+        poller.unregister(self._stdin)
+        if poller.poll(self._grace * 1000):
+            return
+        try:
+            if self._last_act is not None:
+                self._last_act()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def stop(self) -> None:
+        os.close(self._stop_write)
+        self.join()
+        os.close(self._stop_read)
+
+
+def _parent_is_gone(environment: Mapping[str, str]) -> bool:
+    """Ask for the parent-death signal; True when the parent died before it could count."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0) != 0:
+        # Refused by a sandbox: the pipe and the guard remain.
+        return False
+    parent = environment.get(PARENT_VARIABLE, "")
+    return parent.isdecimal() and os.getppid() != int(parent)
+
+
+def _at_end(fd: int) -> bool:
+    """Whether the pipe has no writer left; what somebody wrote into it is thrown away."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    while poller.poll(0):
+        try:
+            if not os.read(fd, 4096):
+                return True
+        except OSError:
+            return True
+    return False

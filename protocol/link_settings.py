@@ -1,0 +1,22 @@
+"""Numbers that both ends of a control link set on their sockets."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from protocol.errors import ConfigError
+
+MAX_SOCKET_PATH: Final = 107  # bytes of a Unix socket's path, without the final zero
+HIGH_WATER_MARK: Final = 64  # messages that may wait on one connection, each way
+HANDSHAKE_MILLISECONDS: Final = 2000
+HEARTBEAT_MILLISECONDS: Final = 1000
+HEARTBEAT_TIMEOUT_MILLISECONDS: Final = 3000
+
+
+def check_socket_path(path: Path) -> None:
+    """Refuse early what bind() would refuse late, with both numbers."""
+    length = len(os.fsencode(path))
+    if length > MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"the socket path {path} has {length} bytes; the system takes {MAX_SOCKET_PATH}"
+        )

@@ -1,0 +1,218 @@
+"""A private folder for the sockets and configs of one supervisor, gone with the last process.
+
+Two lock files say who is there. The owner (a supervisor) holds ``owner.lock`` exclusively; each
+daemon holds ``members.lock`` shared. The kernel frees both at death, however it came, so that a
+dead owner's folder is free at once and the last daemon out can tell that it is the last.
+"""
+
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from protocol.config import DRAFT_SOCKET, RING_SOCKET, TARGET_SOCKET
+from protocol.errors import ConfigError, PermissionRefused, TemporaryFailure, Unavailable
+from protocol.link_settings import MAX_SOCKET_PATH
+
+OWNER_LOCK: Final = "owner.lock"
+MEMBERS_LOCK: Final = "members.lock"
+RUNTIME_VARIABLE: Final = "DFLASH_RUNTIME"  # where run directories go; for tests and services
+_NAME_BYTES: Final = 4
+_LONGEST_SOCKET: Final = max(TARGET_SOCKET, DRAFT_SOCKET, RING_SOCKET, key=len)
+
+
+class RunDirectory:
+    """Owned inside a ``with``; `path` is a new folder, or `path` itself if one was named.
+
+    A named folder whose owner lives is refused with the owner's pid.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._named = path
+        self._path: Path | None = None
+        self._lock = -1
+
+    @property
+    def path(self) -> Path:
+        if self._path is None:
+            raise ConfigError("the run directory is not entered")
+        return self._path
+
+    def __enter__(self) -> Self:
+        path = self._named or _new_path()
+        _check_length(path)
+        self._lock = _own(path)
+        self._path = path
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Removed under the lock: a next owner of the same name waits for nothing and finds nothing.
+        _remove(self.path)
+        os.close(self._lock)
+        self._lock, self._path = -1, None
+
+
+@contextmanager
+def member(path: Path) -> Iterator[None]:
+    """A daemon's stay in the run directory; the last one out removes it if its owner is dead."""
+    try:
+        fd = os.open(path / MEMBERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise Unavailable(f"the run directory {path} is gone: {error.strerror}") from error
+    try:
+        if not _lock(fd, fcntl.LOCK_SH):
+            raise TemporaryFailure(f"the run directory {path} is being removed")
+        yield
+    finally:
+        os.close(fd)
+        remove_if_orphaned(path)
+
+
+def remove_if_orphaned(path: Path) -> bool:
+    """Remove the folder if its owner is dead and no daemon is left in it; True when it did."""
+    with _taken(path / OWNER_LOCK) as owner_is_dead:
+        if not owner_is_dead:
+            return False
+        with _taken(path / MEMBERS_LOCK, create=True) as is_empty:
+            if is_empty:
+                _remove(path)
+            return is_empty
+
+
+def sweep_orphans() -> int:
+    """Remove this user's run directories whose processes are all dead; returns how many."""
+    return sum(
+        remove_if_orphaned(path)
+        for base in _bases()
+        for path in base.glob(f"{_prefix()}*")
+        if _is_private(path)
+    )
+
+
+def _own(path: Path) -> int:
+    """Take the owner's lock of `path`, making the folder if need be; returns the descriptor."""
+    while True:
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        if not _is_private(path):
+            raise PermissionRefused(f"{path} is not a private folder (mode 0700) of this user")
+        try:
+            fd = os.open(path / OWNER_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:  # its last owner removed it meanwhile
+            continue
+        try:
+            if _try_to_own(path, fd):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _try_to_own(path: Path, fd: int) -> bool:
+    if not _lock(fd, fcntl.LOCK_EX):
+        pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        raise Unavailable(f"{path} is in use by process {pid}")
+    if not _still_there(path / OWNER_LOCK, fd):
+        return False
+    with _taken(path / MEMBERS_LOCK, create=True) as is_empty:
+        if not is_empty:
+            raise TemporaryFailure(f"daemons of an earlier owner are still ending in {path}")
+    for leftover in path.iterdir():
+        if leftover.name not in (OWNER_LOCK, MEMBERS_LOCK):
+            leftover.unlink()
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return True
+
+
+@contextmanager
+def _taken(path: Path, *, create: bool = False) -> Iterator[bool]:
+    """Hold `path`'s lock exclusively; yields False when someone else does, or it is not there."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+    try:
+        fd = os.open(path, flags, 0o600)
+    except OSError:
+        yield False
+        return
+    try:
+        yield _lock(fd, fcntl.LOCK_EX) and _still_there(path, fd)
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _still_there(path: Path, fd: int) -> bool:
+    """Whether `path` is the open file: it may have been removed before its lock was taken."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _remove(path: Path) -> None:
+    # Daemons that end at the same time remove their own sockets.
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _prefix() -> str:
+    return f"dflashd-{os.getuid()}-"
+
+
+def _bases() -> list[Path]:
+    """Folders that may hold run directories, best first."""
+    named = os.environ.get(RUNTIME_VARIABLE, "")
+    if named:
+        return [Path(named)]
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    private = [Path(runtime)] if runtime and _is_private(Path(runtime)) else []
+    return [*private, Path(tempfile.gettempdir())]
+
+
+def _new_path() -> Path:
+    name = _prefix() + secrets.token_hex(_NAME_BYTES)
+    paths = [base.absolute() / name for base in _bases()]
+    fitting = [path for path in paths if _socket_bytes(path) <= MAX_SOCKET_PATH]
+    return (fitting or paths)[0]
+
+
+def _socket_bytes(path: Path) -> int:
+    return len(os.fsencode(path / _LONGEST_SOCKET))
+
+
+def _check_length(path: Path) -> None:
+    if _socket_bytes(path) > MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"the run directory {path} is too long a name: a socket's path in it has "
+            f"{_socket_bytes(path)} bytes, and the system takes {MAX_SOCKET_PATH}; "
+            f"name a shorter one in ${RUNTIME_VARIABLE}"
+        )
+
+
+def _is_private(path: Path) -> bool:
+    """A folder, no link, of this user, closed to all others."""
+    try:
+        facts = path.lstat()
+    except OSError:
+        return False
+    closed = stat.S_IMODE(facts.st_mode) & 0o077 == 0
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and closed
