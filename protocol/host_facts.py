@@ -9,6 +9,7 @@ from typing import Final
 from protocol.messages import HostFacts
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+NAMESPACES: Final = Path("/proc/self/ns")
 PACKAGES: Final = ("dflash-daemons", "torch", "numpy", "pyzmq", "msgpack", "msgspec")
 
 
@@ -38,7 +39,7 @@ def boot_id() -> str:
 
 def _namespace(kind: str) -> str:
     try:
-        return str(Path(f"/proc/self/ns/{kind}").readlink())
+        return str((NAMESPACES / kind).readlink())
     except OSError:
         return ""
 
