@@ -22,6 +22,6 @@ def one_id(token: int) -> bytes:
     return token.to_bytes(WIDTH, "little", signed=True)
 
 
-def last_id(data: bytes) -> int:
+def last_id(data: bytes | bytearray) -> int:
     """The last id of a non-empty byte string."""
     return int.from_bytes(data[-WIDTH:], "little", signed=True)

@@ -1,0 +1,73 @@
+"""Whether a daemon's answer can be true: each check returns the defect in words, or nothing.
+
+A target that breaks one of these has lost count of the sequence, and the request must fail
+rather than show text that may be wrong. A draft that does is only not asked again.
+"""
+
+from launch.token_ids import WIDTH, unpack_ids
+from protocol.messages import (
+    IngestedItem,
+    IngestItem,
+    PrefilledItem,
+    PrefillItem,
+    ProposedItem,
+    ProposeItem,
+    Verdict,
+    VerifyItem,
+)
+
+
+def prefill_defect(asked: PrefillItem, answer: PrefilledItem, vocab_size: int) -> str:
+    """A chunk ends where it should, and the last one alone brings a token."""
+    stop = asked.start + len(asked.tokens) // WIDTH
+    if answer.committed != stop:
+        return f"prefill to {stop} left {answer.committed} committed"
+    if asked.last and not 0 <= answer.token < vocab_size:
+        return f"first token {answer.token} is outside the vocabulary of {vocab_size}"
+    if not asked.last and (answer.token != -1 or answer.finish):
+        return f"prefill to {stop} answered token {answer.token} before the prompt's end"
+    return ""
+
+
+def ingest_defect(asked: IngestItem, answer: IngestedItem) -> str:
+    """The span ends where it was asked to, whatever gap lies before it."""
+    if answer.stop != asked.stop or answer.start > answer.stop:
+        return f"ingest to {asked.stop} answered rows {answer.start}..{answer.stop}"
+    return ""
+
+
+def proposal_defect(asked: ProposeItem, answer: ProposedItem, vocab_size: int) -> str:
+    """As many ids as were asked for, all of them the target's."""
+    if len(answer.tokens) != (asked.width - 1) * WIDTH:
+        return f"{len(answer.tokens)} bytes of proposals for {asked.width - 1} ids"
+    ids = unpack_ids(answer.tokens)
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        return f"proposed ids {min(ids)}..{max(ids)} for a vocabulary of {vocab_size}"
+    return ""
+
+
+def verdict_defect(asked: VerifyItem, answer: Verdict, vocab_size: int) -> str:
+    """The kept drafts are the block's, the tokens are the target's choices, the count holds.
+
+    With ``committed = prompt + emitted - 1`` before the round, and `n` tokens kept, it must be
+    ``base_pos + n`` after it.
+    """
+    width = len(asked.tokens) // WIDTH
+    kept = len(answer.tokens) // WIDTH
+    if len(answer.tokens) % WIDTH or kept != answer.accepted + 1 or kept > min(width, asked.budget):
+        return (
+            f"{len(answer.tokens)} bytes of tokens for {answer.accepted} accepted of "
+            f"{width - 1} drafts, {asked.budget} tokens wanted"
+        )
+    if answer.committed != asked.base_pos + kept:
+        return f"committed {answer.committed}, expected {asked.base_pos} + {kept}"
+    if len(answer.chosen) != len(asked.tokens) or not answer.chosen.startswith(answer.tokens):
+        return "the kept tokens are not the target's own choices"
+    if asked.tokens[WIDTH : WIDTH * kept] != answer.tokens[:-WIDTH]:
+        return "the accepted tokens are not the block's drafts"
+    ids = unpack_ids(answer.tokens)
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        return f"chosen ids {min(ids)}..{max(ids)} for a vocabulary of {vocab_size}"
+    if answer.finish == "length" and kept < asked.budget:
+        return f"finished for length after {kept} of {asked.budget} tokens"
+    return ""

@@ -1,0 +1,155 @@
+"""One session's dealings with its draft: whether it can be asked, and what it has answered."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from launch.answers import ingest_defect, proposal_defect
+from launch.events import DraftFacts, Request, Result, TargetFacts
+from launch.outstanding import Outstanding
+from launch.statistics import Tally
+from protocol.errors import InternalError
+from protocol.messages import (
+    CloseItem,
+    IngestedItem,
+    IngestItem,
+    ItemFailed,
+    OpenedItem,
+    OpenItem,
+    ProposedItem,
+    ProposeItem,
+)
+
+
+@dataclass(slots=True)
+class Block:
+    """The round in progress: what was proposed, which of it were hints, and the draft's times."""
+
+    proposed: bytes = b""
+    hinted: frozenset[int] = frozenset()
+    draft_seconds: float = 0.0
+    ingest_seconds: float = 0.0
+
+
+class DraftSide:
+    """Pure. ``absent`` and ``available`` hold nothing in the draft daemon; the others a slot.
+
+    Whatever goes wrong here ends in ``absent`` with a reason, and the request goes on without.
+    """
+
+    def __init__(
+        self,
+        facts: DraftFacts | None,
+        reason: str,
+        *,
+        context: int,
+        target: TargetFacts,
+        asked: Outstanding,
+        tally: Tally,
+    ) -> None:
+        self.facts = facts
+        self.life = facts.life if facts is not None else 0
+        self.stage: Literal["absent", "available", "opening", "open"] = "absent"
+        self.reason = reason
+        self.block = Block()
+        self._ingested = 0  # rows below this position are context, or were given up
+        self._wanted = context
+        self._target = target
+        self._asked = asked
+        self._tally = tally
+        if facts is not None:
+            self.stage, self.reason = "available", ""
+
+    @property
+    def holds_slot(self) -> bool:
+        return self.stage in ("opening", "open")
+
+    @property
+    def context(self) -> int:
+        """Rows of context that can matter: the request's own number, within the draft's."""
+        if self.facts is None:
+            return 0
+        window = self.facts.context_window
+        return min(self._wanted, window) if self._wanted else window
+
+    @property
+    def block_size(self) -> int:
+        """The widest block it can propose now; 1 is none."""
+        return self.facts.block_size if self.facts is not None and self.stage == "open" else 1
+
+    def mode(self) -> tuple[Literal["speculative", "autoregressive"], str]:
+        """How the request goes on from here, and why."""
+        return ("autoregressive" if self.stage == "absent" else "speculative", self.reason)
+
+    def behind(self, end: int) -> int:
+        """Rows below `end` that an ingest would still have to take in."""
+        return end - max(self._ingested, end - self.context)
+
+    def would_lose_rows(self, first: int, rows: int, end: int) -> bool:
+        """Whether a forward of `rows` at `first` overwrites rows that proposing at `end` needs.
+
+        Rows older than the draft's context at `end` are not needed: a long prompt costs no
+        ingest while the ring alone still holds what the first block attends to.
+        """
+        overwritten = first + rows - self._target.ring_capacity  # positions below this one
+        needed = max(self._ingested, end - self.context)
+        return self.holds_slot and needed < min(overwritten, first)
+
+    def open(self, slot: int) -> None:
+        """Ask for the slot that the target assigned."""
+        self.stage = "opening"
+        self._asked.ask("draft", OpenItem, slot=slot, draft_context=self._wanted)
+
+    def arrive(self, facts: DraftFacts, emitted: int) -> None:
+        """A new life of the draft, which knows nothing of this sequence yet."""
+        if facts.life <= self.life:
+            return
+        self._asked.forget("draft")
+        self.facts, self.life, self.stage, self._ingested = facts, facts.life, "available", 0
+        self.reason = f"draft joined after {emitted} tokens" if emitted else ""
+
+    def lose(self, reason: str) -> None:
+        """It died or hangs; the first reason of a life stays."""
+        self._asked.forget("draft")
+        if self.stage == "absent" and self.life:
+            return
+        self.facts, self.stage, self.reason = None, "absent", reason
+
+    def take(self, asked: Request, item: Result, *, decoding: bool) -> bool:
+        """Take in the answer to `asked`; True when a block is ready to be verified."""
+        match asked, item:
+            case _, ItemFailed():
+                self._distrust(f"the draft refused: {item.detail}")
+            case OpenItem(), OpenedItem():
+                self.stage = "open"
+            case IngestItem(), IngestedItem():
+                self._on_ingested(asked, item, decoding)
+            case ProposeItem(), ProposedItem():
+                return self._on_proposed(asked, item)
+            case _:  # pragma: no cover  # `Outstanding.take` pairs requests and answers
+                raise InternalError(f"{type(item).__name__} cannot answer {type(asked).__name__}")
+        return False
+
+    def _on_ingested(self, asked: IngestItem, item: IngestedItem, decoding: bool) -> None:
+        if defect := ingest_defect(asked, item):
+            self._distrust(f"the draft answered nonsense: {defect}")
+            return
+        self._ingested = item.stop
+        if decoding:
+            self.block.ingest_seconds += item.seconds
+        else:
+            self._tally.prompt_ingest_seconds += item.seconds
+
+    def _on_proposed(self, asked: ProposeItem, item: ProposedItem) -> bool:
+        if defect := proposal_defect(asked, item, self._target.vocab_size):
+            self._distrust(f"the draft answered nonsense: {defect}")
+            return False
+        self._ingested = asked.base_pos
+        self.block.proposed = item.tokens
+        self.block.draft_seconds += item.draft_seconds
+        self.block.ingest_seconds += item.ingest_seconds
+        return True
+
+    def _distrust(self, reason: str) -> None:
+        """Go on without this life of the draft; its slot there is freed."""
+        self.lose(reason)
+        self._asked.ask("draft", CloseItem)

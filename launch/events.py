@@ -1,0 +1,161 @@
+"""What happens to a session, and what it asks for: events in, commands out."""
+
+from dataclasses import dataclass
+from typing import Literal, Self, TypeAlias
+
+from protocol.errors import DaemonError
+from protocol.messages import (
+    ClosedItem,
+    CloseItem,
+    DraftHello,
+    IngestedItem,
+    IngestItem,
+    ItemFailed,
+    OpenedItem,
+    OpenItem,
+    Piece,
+    PrefilledItem,
+    PrefillItem,
+    Progress,
+    ProposedItem,
+    ProposeItem,
+    TargetHello,
+    Verdict,
+    VerifyItem,
+)
+
+Role: TypeAlias = Literal["target", "draft"]
+Reason: TypeAlias = Literal["stop", "length", "cancelled"]
+Request: TypeAlias = OpenItem | PrefillItem | IngestItem | ProposeItem | VerifyItem | CloseItem
+Result: TypeAlias = (
+    OpenedItem | PrefilledItem | IngestedItem | ProposedItem | Verdict | ClosedItem | ItemFailed
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """What a session needs to know of the target of one life."""
+
+    life: int
+    vocab_size: int
+    max_positions: int
+    prefill_chunk: int
+    ring_capacity: int
+    max_width: int
+    exact: Literal["native", "padded", "no"] = "no"
+
+    @classmethod
+    def of(cls, hello: TargetHello) -> Self:
+        return cls(
+            hello.target_life,
+            hello.vocab_size,
+            hello.max_positions,
+            hello.prefill_chunk,
+            hello.ring_capacity,
+            hello.max_width,
+            hello.exact,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFacts:
+    """What a session needs to know of the draft of one life."""
+
+    life: int
+    block_size: int
+    context_window: int
+
+    @classmethod
+    def of(cls, hello: DraftHello) -> Self:
+        return cls(hello.draft_life, hello.block_size, hello.context_window)
+
+
+# --- events ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The request has its turn to begin; the first event of a session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A daemon answered, stating the lives that it was asked under."""
+
+    role: Role
+    target_life: int
+    draft_life: int
+    item: Result
+
+
+@dataclass(frozen=True, slots=True)
+class DraftUp:
+    """A draft is paired with the target and can open sequences."""
+
+    facts: DraftFacts
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDown:
+    """The draft is gone: why, in words for `mode_reason`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TargetDown:
+    """The target is gone, and everything it held."""
+
+    error: DaemonError
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineExpired:
+    """A daemon did not answer the request of this round in time."""
+
+    role: Role
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """The client wants no more of it."""
+
+
+Event: TypeAlias = (
+    Start | Reply | DraftUp | DraftDown | TargetDown | DeadlineExpired | CancelRequested
+)
+
+# --- commands --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Ask a daemon; its reply, its deadline or its death comes back as an event."""
+
+    role: Role
+    item: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Tell the client: a progress mark, or tokens that are final."""
+
+    message: Piece | Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The request ended well and holds nothing in either daemon; the last command."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The request failed and holds nothing in either daemon; the last command."""
+
+    error: DaemonError
+
+
+Command: TypeAlias = Send | Emit | Finish | Fail

@@ -1,0 +1,182 @@
+"""The seed's function: any two objects of `protocol.engines`, one process, the same session.
+
+No codec, socket or shared memory: items pass by reference, so that what is left between two
+engine calls is the session itself.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeAlias
+
+from launch.events import (
+    Command,
+    DraftFacts,
+    Emit,
+    Fail,
+    Finish,
+    Reason,
+    Reply,
+    Request,
+    Send,
+    Start,
+    TargetFacts,
+)
+from launch.events import (
+    Result as Answer,
+)
+from launch.policy import WidthPolicy
+from launch.session import Session
+from launch.statistics import Clock, statistics
+from launch.token_ids import pack_ids, unpack_ids
+from protocol.engines import DraftEngine, TargetEngine
+from protocol.errors import DaemonError, PromptTooLong, UsageError
+from protocol.messages import (
+    CloseItem,
+    IngestItem,
+    ItemFailed,
+    OpenItem,
+    Piece,
+    PrefillItem,
+    ProposeItem,
+    Sampling,
+    Statistics,
+    Submit,
+    VerifyItem,
+)
+
+Engine: TypeAlias = TargetEngine | DraftEngine
+VERBS: Final[dict[type[Request], str]] = {
+    OpenItem: "open",
+    PrefillItem: "prefill",
+    IngestItem: "ingest",
+    ProposeItem: "propose",
+    VerifyItem: "verify",
+    CloseItem: "close",
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `run_spec_decode` returns; hints are counted apart from the draft's proposals."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: Reason
+    statistics: Statistics
+    num_hint_tokens: int
+    num_accepted_hint_tokens: int
+
+
+def run_spec_decode(  # noqa: PLR0913  # the seed's signature
+    target: TargetEngine,
+    draft: DraftEngine | None,
+    prompt: Sequence[int],
+    n_gen: int,
+    *,
+    facts: TargetFacts,
+    block_size: int = 1,
+    draft_context: int = 4096,
+    sampling: Sampling | None = None,
+    hint_tokens: Mapping[int, int] | None = None,
+    policy: WidthPolicy | None = None,
+    on_piece: Callable[[Piece], None] | None = None,
+    sequence: int = 1,
+) -> Result:
+    """Generate up to `n_gen` tokens after `prompt`; the text is the target's own.
+
+    `block_size` and `draft_context` (rows) belong to the draft and are ignored without one.
+    `hint_tokens` maps generated positions (0 is the first token after the prompt) to guesses,
+    which override the draft's there. `sequence` must not be open in either engine. Raises
+    UsageError for an empty prompt or budget, PromptTooLong, and whatever the target raises.
+    """
+    check_prompt(len(prompt), n_gen, facts.max_positions)
+    submit = Submit(
+        request=0,
+        prompt=pack_ids(prompt),
+        max_tokens=n_gen,
+        sampling=sampling or Sampling(),
+        draft_context=draft_context,
+    )
+    session = Session(
+        submit,
+        sequence,
+        facts,
+        None if draft is None else DraftFacts(1, block_size, draft_context),
+        no_draft="no draft was given",
+        policy=policy,
+        hints=hint_tokens,
+    )
+    clock = Clock(time.perf_counter())
+    reason = _drive(session, target, draft, partial(_deliver, clock, on_piece))
+    figures = statistics(
+        session.tally,
+        clock,
+        tokens=(len(prompt), session.journal.emitted),
+        mode=session.mode,
+        transport="inprocess",
+        exact=facts.exact,
+        stale=session.num_stale_replies,
+    )
+    return Result(
+        unpack_ids(session.journal.tokens),
+        reason,
+        figures,
+        session.tally.num_hint_tokens,
+        session.tally.num_accepted_hint_tokens,
+    )
+
+
+def check_prompt(prompt_tokens: int, max_tokens: int, max_positions: int) -> None:
+    """Refuse what no target can run, before anything is queued: the numbers, typed."""
+    if prompt_tokens < 1:
+        raise UsageError("the prompt has no tokens")
+    if max_tokens < 1:
+        raise UsageError(f"{max_tokens} tokens were asked for; at least 1 is needed")
+    if prompt_tokens >= max_positions:
+        raise PromptTooLong(
+            f"the prompt has {prompt_tokens:,} tokens; this target takes {max_positions - 1:,}, "
+            "and one more to generate"
+        )
+
+
+def _deliver(clock: Clock, on_piece: Callable[[Piece], None] | None, piece: Piece) -> None:
+    clock.mark(time.perf_counter())
+    if on_piece is not None:
+        on_piece(piece)
+
+
+def _drive(
+    session: Session,
+    target: TargetEngine,
+    draft: DraftEngine | None,
+    deliver: Callable[[Piece], None],
+) -> Reason:
+    """Perform the session's commands one by one until it ends."""
+    engines: dict[str, Engine | None] = {"target": target, "draft": draft}
+    todo = deque[Command](session.handle(Start()))
+    while True:
+        match todo.popleft():
+            case Send(role, item):
+                reply = Reply(role, session.target.life, 1, _call(engines[role], item))
+                todo.extend(session.handle(reply))
+            case Emit(Piece() as piece):
+                deliver(piece)
+            case Emit():
+                pass
+            case Fail(error):
+                raise error
+            case Finish(reason):
+                return reason
+
+
+def _call(engine: Engine | None, item: Request) -> Answer:
+    """One engine call; its typed error becomes the item's failure, as in a daemon."""
+    try:
+        answer: Answer = getattr(engine, VERBS[type(item)])(item)
+    except DaemonError as error:
+        return ItemFailed(
+            sequence=item.sequence, round=item.round, code=error.code, detail=str(error)
+        )
+    return answer

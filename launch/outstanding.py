@@ -1,0 +1,91 @@
+"""What one session has asked and not yet been answered: at most one request per daemon."""
+
+from typing import Final
+
+from launch.events import Command, DeadlineExpired, Reply, Request, Result, Role, Send
+from protocol.messages import (
+    ClosedItem,
+    CloseItem,
+    IngestedItem,
+    IngestItem,
+    ItemFailed,
+    OpenedItem,
+    OpenItem,
+    PrefilledItem,
+    PrefillItem,
+    ProposedItem,
+    ProposeItem,
+    Verdict,
+    VerifyItem,
+)
+
+ANSWERS: Final[dict[type[Request], type[Result]]] = {
+    OpenItem: OpenedItem,
+    PrefillItem: PrefilledItem,
+    IngestItem: IngestedItem,
+    ProposeItem: ProposedItem,
+    VerifyItem: Verdict,
+    CloseItem: ClosedItem,
+}
+
+
+class Outstanding:
+    """Writes Send commands, and tells the answer to one from a late, repeated or foreign reply.
+
+    Every request has a round number of its own, except that a Verify shares its Propose's.
+    """
+
+    __slots__ = ("_asked", "_commands", "_sequence", "num_stale_replies", "round")
+
+    def __init__(self, sequence: int, commands: list[Command]) -> None:
+        self.round = 0
+        self.num_stale_replies = 0
+        self._sequence = sequence
+        self._commands = commands
+        self._asked: dict[Role, Request] = {}
+
+    def __contains__(self, role: Role) -> bool:
+        return role in self._asked
+
+    def __bool__(self) -> bool:
+        return bool(self._asked)
+
+    def ask(self, role: Role, kind: type[Request], **fields: object) -> None:
+        """Send under the next round number; whatever was asked of `role` before is forgotten."""
+        self.round += 1
+        self.ask_again(role, kind, **fields)
+
+    def ask_again(self, role: Role, kind: type[Request], **fields: object) -> None:
+        """Send under the present round number."""
+        item = kind(sequence=self._sequence, round=self.round, **fields)  # type: ignore[arg-type]  # `kind` names them
+        self._asked[role] = item
+        self._commands.append(Send(role, item))
+
+    def forget(self, role: Role) -> None:
+        """Its daemon is gone; no answer will come."""
+        self._asked.pop(role, None)
+
+    def expire(self, event: DeadlineExpired) -> Request | None:
+        """The request whose deadline this is, which is forgotten; None when it was answered."""
+        asked = self._asked.get(event.role)
+        if asked is None or asked.round != event.round:
+            return None
+        return self._asked.pop(event.role)
+
+    def take(self, reply: Reply, target_life: int, draft_life: int) -> Request | None:
+        """The request that `reply` answers, or None: then it is dropped and counted.
+
+        A target's answer counts whatever draft lived meanwhile; its own life must be the same.
+        """
+        asked, item = self._asked.get(reply.role), reply.item
+        if (
+            asked is None
+            or item.round != asked.round
+            or item.sequence != self._sequence
+            or reply.target_life != target_life
+            or (reply.role == "draft" and reply.draft_life != draft_life)
+            or not isinstance(item, (ANSWERS[type(asked)], ItemFailed))
+        ):
+            self.num_stale_replies += 1
+            return None
+        return self._asked.pop(reply.role)

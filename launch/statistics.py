@@ -1,0 +1,119 @@
+"""One request's figures: a tally of rounds by the session, wall times by whoever drives it."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from protocol.messages import Statistics
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts and engine seconds of one request; the session adds to it at every commit."""
+
+    num_rounds: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_hint_tokens: int = 0
+    num_accepted_hint_tokens: int = 0
+    histogram: list[int] = field(default_factory=list)
+    accepted_per_pos: list[int] = field(default_factory=list)
+    proposed_per_pos: list[int] = field(default_factory=list)
+    prefill_seconds: float = 0.0
+    prompt_ingest_seconds: float = 0.0  # before the first token: no part of decoding
+    draft_seconds: float = 0.0
+    ingest_seconds: float = 0.0
+    verify_seconds: float = 0.0
+
+    def add_round(self, proposed: int, accepted: int, hinted: frozenset[int]) -> None:
+        """Count one verify forward; `hinted` holds the indices of proposals that were hints."""
+        self.num_rounds += 1
+        if not proposed:
+            return
+        self.num_drafts += 1
+        while len(self.proposed_per_pos) < proposed:
+            self.proposed_per_pos.append(0)
+            self.accepted_per_pos.append(0)
+        while len(self.histogram) <= proposed:
+            self.histogram.append(0)
+        self.histogram[accepted] += 1
+        for index in range(proposed):
+            self.proposed_per_pos[index] += 1
+        for index in range(accepted):
+            self.accepted_per_pos[index] += 1
+        hints_accepted = sum(index < accepted for index in hinted) if hinted else 0
+        self.num_draft_tokens += proposed - len(hinted)
+        self.num_accepted_tokens += accepted - hints_accepted
+        self.num_hint_tokens += len(hinted)
+        self.num_accepted_hint_tokens += hints_accepted
+
+    def add_seconds(self, draft: float, ingest: float, verify: float) -> None:
+        """Engine seconds of one round of decoding."""
+        self.draft_seconds += draft
+        self.ingest_seconds += ingest
+        self.verify_seconds += verify
+
+
+@dataclass(slots=True)
+class Clock:
+    """Wall times of one request on one monotonic clock; 0 until it happened."""
+
+    submitted: float
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+    def mark(self, now: float) -> None:
+        """Tokens went out at `now`."""
+        if not self.first_token:
+            self.first_token = now
+        self.last_token = now
+
+    @property
+    def to_first_token(self) -> float:
+        return max(0.0, self.first_token - self.submitted)
+
+    @property
+    def decoding(self) -> float:
+        """From the first token to the last."""
+        return self.last_token - self.first_token
+
+
+def statistics(
+    tally: Tally,
+    clock: Clock,
+    *,
+    tokens: tuple[int, int],
+    mode: tuple[Literal["speculative", "autoregressive"], str],
+    transport: str,
+    exact: Literal["native", "padded", "no"],
+    stale: int,
+) -> Statistics:
+    """The closing figures. `tokens` are prompt and completion; `mode` is the mode and its reason.
+
+    ``overhead = wall time of decoding - the engines' own seconds in it``; clamped at 0, since the
+    clocks are not the same.
+    """
+    engines = tally.draft_seconds + tally.ingest_seconds + tally.verify_seconds
+    return Statistics(
+        prompt_tokens=tokens[0],
+        completion_tokens=tokens[1],
+        mode=mode[0],
+        mode_reason=mode[1],
+        transport=transport,
+        exact=exact,
+        time_to_first_token_seconds=clock.to_first_token,
+        prefill_seconds=tally.prefill_seconds,
+        decode_seconds=clock.decoding,
+        draft_seconds=tally.draft_seconds,
+        ingest_seconds=tally.ingest_seconds + tally.prompt_ingest_seconds,
+        verify_seconds=tally.verify_seconds,
+        overhead_seconds=max(0.0, clock.decoding - engines),
+        num_rounds=tally.num_rounds,
+        num_drafts=tally.num_drafts,
+        num_draft_tokens=tally.num_draft_tokens,
+        num_accepted_tokens=tally.num_accepted_tokens,
+        acceptance_histogram=tuple(tally.histogram),
+        num_accepted_tokens_per_pos=tuple(tally.accepted_per_pos),
+        num_proposed_tokens_per_pos=tuple(tally.proposed_per_pos),
+        num_stale_replies=stale,
+    )
