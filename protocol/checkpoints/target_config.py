@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from protocol.checkpoints import gguf
 from protocol.checkpoints.keys import Keys
 from protocol.errors import CheckpointError, UnsupportedModel
 
@@ -84,7 +85,7 @@ def read_model_config(path: Path) -> ModelConfig:
         extra = _read_json(generation) if generation.exists() else {}
         return parse_model_config(raw, extra, where=str(path / CONFIG_FILE))
     if path.is_file():
-        raise UnsupportedModel(f"{path}: a single file; give the folder of the checkpoint")
+        return parse_model_config(gguf.GGUFModel(path).config(), {}, where=str(path))
     raise CheckpointError(f"{path}: no such folder or file")
 
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from protocol.errors import CheckpointError, UnsupportedModel
+from protocol.checkpoints import gguf
+from protocol.errors import CheckpointError
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -64,7 +66,7 @@ class TensorSource(ABC):
 def open_tensors(path: Path) -> TensorSource:
     """Open a folder of safetensors (one file, or shards with an index), or a GGUF file."""
     if path.is_file():
-        raise UnsupportedModel(f"{path}: a single file; give the folder of the checkpoint")
+        return GGUFTensors(path)
     index = path / INDEX
     if index.is_file():
         return SafeTensors(_shards(index))
@@ -121,6 +123,25 @@ class SafeTensors(TensorSource):
         if name not in self._home:
             raise CheckpointError(f"tensor {name} is missing")
         return self._home[name]
+
+
+class GGUFTensors(TensorSource):
+    """A GGUF file under the names of Hugging Face folders; every tensor comes as bfloat16."""
+
+    def __init__(self, path: Path) -> None:
+        self._model = gguf.GGUFModel(path)
+
+    def names(self) -> frozenset[str]:
+        return self._model.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._model.shape(name)
+
+    def get(self, name: str) -> Tensor:
+        return torch.from_numpy(self._model.get_bfloat16(name)).view(torch.bfloat16)
+
+    def close(self) -> None:
+        """Nothing stays open between reads."""
 
 
 def _shards(index: Path) -> dict[Path, frozenset[str] | None]:

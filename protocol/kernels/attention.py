@@ -12,9 +12,9 @@ from torch.nn import functional
 KEY_MULTIPLE: Final = 64
 
 
-def padded_length(length: int, capacity: int) -> int:
+def padded_length(length: int, capacity: int, multiple: int = KEY_MULTIPLE) -> int:
     """`length` rounded up to the multiple that keeps rows width-invariant."""
-    return min(-(-length // KEY_MULTIPLE) * KEY_MULTIPLE, capacity)
+    return min(-(-length // multiple) * multiple, capacity)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:

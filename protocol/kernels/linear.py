@@ -5,6 +5,7 @@ fp32 weights are kept transposed, ``[in, out]``: with MKL a product of 2 to 16 r
 stay ``[out, in]``, as oneDNN wants them. ADR 0002 has the measurements.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,13 +32,40 @@ class Linear:
             return torch.mm(x, self.weight)
         return torch.addmm(self.bias, x, self.weight)
 
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """``residual += x @ W^T + b`` in place; returns `residual` [rows, out]."""
+        if not self.transposed:
+            return residual.add_(functional.linear(x, self.weight, self.bias))
+        if self.bias is not None:
+            residual.add_(self.bias)
+        # The product accumulates into the residual: one kernel and one temporary fewer.
+        return residual.addmm_(x, self.weight)
+
 
 def pack(weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Linear:
     """Lay `weight` [out, in] out for products in `dtype`; the result shares no memory with it."""
+    return fuse([weight], tuple(weight.shape), dtype, bias)
+
+
+def fuse(
+    weights: Iterable[Tensor],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    bias: Tensor | None = None,
+) -> Linear:
+    """Lay several weights [out_i, in] out as one of `shape` [sum of out_i, in].
+
+    `weights` may be a generator: each is copied into place before the next is asked for, so that
+    reading from a mapped file never holds a second copy.
+    """
     transposed = TRANSPOSED[dtype]
-    source = weight.t() if transposed else weight
-    packed = torch.empty(source.shape, dtype=dtype)
-    packed.copy_(source)
+    packed = torch.empty(shape[::-1] if transposed else shape, dtype=dtype)
+    rows = packed.t() if transposed else packed
+    start = 0
+    for weight in weights:
+        stop = start + weight.shape[0]
+        rows[start:stop].copy_(weight)
+        start = stop
     return Linear(packed, None if bias is None else bias.to(dtype, copy=True), transposed)
 
 

@@ -1,0 +1,87 @@
+"""Taps to ring rows: the outputs of chosen layers are written in place during the forward."""
+
+import torch
+from torch import Tensor
+
+from protocol.errors import ConfigError
+from protocol.feature_ring import Span, plan, spans
+from protocol.transports.base import FeatureHost, RingView
+
+
+class Capture:
+    """Writes feature rows of one forward at a time.
+
+    The forward calls `begin` before its first layer and `take` after each captured one.
+    """
+
+    def __init__(self, ring: RingView, taps: tuple[int, ...], hidden_size: int) -> None:
+        self._ring = ring
+        self._hidden = hidden_size
+        self.columns = {layer: index * hidden_size for index, layer in enumerate(taps)}
+        self._rows = ring.rows[0]
+        self._spans: tuple[Span, ...] = ()
+        self._base = 0
+
+    def begin(self, slot: int, base: int, rows: int) -> None:
+        """Announce rows ``base .. base + rows - 1`` of `slot`, which a reader must now distrust."""
+        stop = base + rows
+        if stop > int(self._ring.written_high[slot]):
+            self._ring.written_high[slot] = stop
+        self._rows = self._ring.rows[slot]
+        self._spans = spans(base, stop, self._ring.shape.capacity) if self.columns else ()
+        self._base = base
+
+    def take(self, layer: int, hidden: Tensor) -> None:
+        """Store the residual stream `hidden` [>= rows, hidden_size] after `layer`."""
+        column = self.columns[layer]
+        for span in self._spans:
+            first, count = span.start - self._base, span.stop - span.start
+            target = self._rows[span.row : span.row + count, column : column + self._hidden]
+            target.copy_(hidden[first : first + count])
+
+    def save(self, slot: int, base: int, rows: int) -> list[Tensor]:
+        """Copies of the ring rows that a forward over ``base .. base + rows - 1`` overwrites."""
+        return [view.clone() for view in self._views(slot, base, rows)]
+
+    def restore(self, slot: int, base: int, rows: int, saved: list[Tensor]) -> None:
+        """Write `saved` back; `written_high` stays, since readers may have looked meanwhile."""
+        for view, old in zip(self._views(slot, base, rows), saved, strict=True):
+            view.copy_(old)
+
+    def _views(self, slot: int, base: int, rows: int) -> list[Tensor]:
+        if not self.columns:
+            return []
+        ring = self._ring.rows[slot]
+        return [
+            ring[span.row : span.row + span.stop - span.start]
+            for span in spans(base, base + rows, self._ring.shape.capacity)
+        ]
+
+
+def open_capture(
+    host: FeatureHost,
+    *,
+    taps: tuple[int, ...],
+    num_layers: int,
+    hidden_size: int,
+    slots: int,
+    window: int,
+    widest_forward: int,
+    dtype: torch.dtype,
+) -> tuple[Capture, RingView]:
+    """Have `host` allocate the ring for `taps`, and return its writer.
+
+    Raises ConfigError where a tap is no layer of the model or stands twice.
+    """
+    wrong = [tap for tap in taps if not 0 <= tap < num_layers]
+    if wrong or len(set(taps)) != len(taps):
+        raise ConfigError(f"taps {list(taps)}: distinct layers in 0..{num_layers - 1} are needed")
+    shape = plan(
+        slots=slots,
+        window=window,
+        widest_forward=widest_forward,
+        row_width=len(taps) * hidden_size,
+        dtype=str(dtype).removeprefix("torch."),
+    )
+    ring = host.create_ring(shape)
+    return Capture(ring, taps, hidden_size), ring

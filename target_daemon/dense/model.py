@@ -1,0 +1,270 @@
+"""The dense decoder: RMSNorm, rotary grouped-query attention, SwiGLU; Llama, Mistral, Qwen.
+
+Every family of this shape is one `Rules` away: see `llama.py`. The layers are written as straight
+code over preallocated state, since at width 1 each torch call costs as much as a small product.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from protocol.errors import ConfigError
+from protocol.kernels.attention import KEY_MULTIPLE, attend, padded_length
+from protocol.kernels.norm import rms_norm
+from protocol.kernels.rope import table
+from target_daemon.capture import open_capture
+from target_daemon.checkpoint import Checkpoint
+from target_daemon.dense.key_values import KeyValues
+from target_daemon.dense.layout import Rules, resolve
+from target_daemon.dense.weights import DenseLoader, LayerWeights
+from target_daemon.families.base import Exactness, Family, LoadRequest, NativeTarget
+from target_daemon.target import Logits
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """How forwards are cut so that a row does not depend on its neighbours."""
+
+    least: int = 1  # narrower forwards are padded to this many rows
+    most: int = 1 << 30  # wider forwards run in pieces of this many rows
+    key_multiple: int = KEY_MULTIPLE
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a forward of `rows` rows at `base` may destroy."""
+
+    base: int
+    rows: int
+    key_values: Tensor
+    ring: list[Tensor]
+
+
+class DenseFamily(Family):
+    """A family of dense decoders that differ in `rules` alone."""
+
+    def __init__(self, model_types: tuple[str, ...], rules: Rules) -> None:
+        self.model_types = model_types
+        self.rules = rules
+
+    def load(self, request: LoadRequest) -> NativeTarget:
+        return DenseTarget(request, self.rules)
+
+
+class DenseTarget(NativeTarget):
+    """A loaded dense decoder with K/V for ``config.slots`` sequences."""
+
+    embedding_scale = 1.0
+    logit_scale = 1.0
+    logit_softcap = 0.0
+
+    def __init__(self, request: LoadRequest, rules: Rules) -> None:
+        model, config = request.model, request.config
+        layout = resolve(model, rules)
+        self._take_facts(request, layout.theta)
+        self.widths = Widths()
+        self._eps = model.rms_norm_eps
+        self._heads, self._kv_heads, self._dim = (
+            model.num_heads,
+            model.num_kv_heads,
+            model.head_dim,
+        )
+        self._capture, self.ring = open_capture(
+            request.host,
+            taps=config.taps,
+            num_layers=model.num_layers,
+            hidden_size=model.hidden_size,
+            slots=config.slots,
+            window=config.ring_window,
+            widest_forward=max(config.prefill_chunk, config.block_size),
+            dtype=self.dtype,
+        )
+        loader = DenseLoader(Checkpoint(request.tensors), model, layout, self.dtype)
+        self._weights = loader.load(request.host)
+        self.weight_bytes = self._weights.bytes
+        self.key_values = KeyValues(
+            slots=config.slots,
+            layers=model.num_layers,
+            kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            rows=self.max_positions + config.block_size,
+            dtype=self.dtype,
+        )
+        self._rope = table(
+            model.head_dim,
+            layout.theta,
+            self.key_values.capacity,
+            self.dtype,
+            model.rope_scaling,
+        )
+
+    def _take_facts(self, request: LoadRequest, theta: float) -> None:
+        model, config = request.model, request.config
+        self.model_type = model.model_type
+        self.dtype = request.dtype
+        self.hidden_size = model.hidden_size
+        self.num_layers = model.num_layers
+        self.vocab_size = self.padded_vocab_size = model.vocab_size
+        self.max_positions = request.max_positions
+        self.slots = config.slots
+        self.capture_layer_ids = config.taps
+        self.mask_token_id = config.mask_token_id
+        if self.mask_token_id >= model.vocab_size:
+            raise ConfigError(
+                f"mask token id {self.mask_token_id} is outside the vocabulary of "
+                f"{model.vocab_size}"
+            )
+        self.eos_token_ids = model.eos_token_ids
+        self.tied = model.tied
+        self.rope_theta = theta
+        self.max_width = max(config.block_size, 1)
+        self.prefill_chunk = config.prefill_chunk
+        self.exactness = Exactness("no", "not probed")
+
+    # --- state ---------------------------------------------------------------------------------
+
+    def reset(self, slot: int) -> None:
+        # Rows are read only below the position of a forward, and those are written by then.
+        del slot
+
+    def snapshot_kv(self, slot: int, base_pos: int, rows: int) -> Snapshot:
+        saved = self.key_values.save(slot, base_pos, rows)
+        return Snapshot(base_pos, rows, saved, self._capture.save(slot, base_pos, rows))
+
+    def restore_kv(self, slot: int, snapshot: object) -> None:
+        if not isinstance(snapshot, Snapshot):
+            raise TypeError(f"not a snapshot of this target: {type(snapshot).__name__}")
+        self.key_values.restore(slot, snapshot.base, snapshot.key_values)
+        self._capture.restore(slot, snapshot.base, snapshot.rows, snapshot.ring)
+
+    @property
+    def supports_fast_rollback(self) -> bool:
+        return True
+
+    def rollback_to(self, slot: int, base_pos: int, n: int) -> bool:
+        # Every row has its own place, so that forgetting the last ones is doing nothing.
+        del slot, base_pos, n
+        return True
+
+    # --- forward -------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def verify_batch(
+        self, slot: int, tokens: Tensor, base_pos: int, logits: Logits
+    ) -> Tensor | None:
+        count, most = tokens.shape[0], self.widths.most
+        answers: list[Tensor] = []
+        for start in range(0, count, most):
+            piece = tokens[start : start + most]
+            wanted = logits
+            if logits == "last" and start + most < count:
+                wanted = "none"
+            answer = self._piece(slot, piece, base_pos + start, wanted)
+            if answer is not None:
+                answers.append(answer)
+        if not answers:
+            return None
+        return answers[0] if len(answers) == 1 else torch.cat(answers)
+
+    def _piece(self, slot: int, tokens: Tensor, base: int, logits: Logits) -> Tensor | None:
+        """One pass over the layers; rows beyond ``len(tokens)`` are padding and leave no trace."""
+        count, least = tokens.shape[0], self.widths.least
+        if count < least:
+            tokens = torch.cat((tokens, tokens[-1:].expand(least - count)))
+        hidden = self._layers(slot, tokens, base, count)
+        if logits == "none":
+            return None
+        if logits == "all":
+            return self._logits(hidden)[:count]
+        # The head's rows, too, depend on how many there are: take `least` of them.
+        first = max(0, min(count - 1, hidden.shape[0] - least))
+        row = count - 1 - first
+        return self._logits(hidden[first : max(first + least, count)])[row : row + 1]
+
+    def _layers(self, slot: int, tokens: Tensor, base: int, count: int) -> Tensor:
+        """Residual stream [rows, hidden] after the last layer; K/V and taps of `count` rows."""
+        rows = tokens.shape[0]
+        self._capture.begin(slot, base, count)
+        hidden = self.embed_tokens(tokens)
+        length = padded_length(base + rows, self.key_values.capacity, self.widths.key_multiple)
+        masks = {
+            window: self._mask(base, rows, length, window)
+            for window in {layer.window for layer in self._weights.layers}
+        }
+        cos, sin = self._rope.at(base, base + rows)
+        angles = cos[:, None], sin[:, None]
+        captured = self._capture.columns
+        caches = self.key_values.layers(slot)
+        for index, (layer, (keys, values)) in enumerate(
+            zip(self._weights.layers, caches, strict=True)
+        ):
+            normed = rms_norm(hidden, layer.input_norm, self._eps)
+            query, key, value = self._project(layer, normed, angles)
+            keys[:, base : base + count] = key[:, :count]
+            values[:, base : base + count] = value[:, :count]
+            mixed = attend(
+                query,
+                keys[:, :length],
+                values[:, :length],
+                masks[layer.window],
+                self._dim**-0.5,
+            )
+            layer.output.add_to(hidden, mixed.permute(2, 0, 1, 3).reshape(rows, -1))
+            self._mlp(layer, hidden)
+            if index in captured:
+                self._capture.take(index, hidden)
+        return hidden
+
+    def _project(
+        self, layer: LayerWeights, normed: Tensor, angles: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Query [kv, group, n, d], key and value [kv, n, d], rotated."""
+        rows, heads, kv = normed.shape[0], self._heads, self._kv_heads
+        fused = layer.qkv(normed).view(rows, heads + 2 * kv, self._dim)
+        turned = fused[:, : heads + kv]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            turned = torch.cat(
+                (
+                    rms_norm(fused[:, :heads], layer.q_norm, self._eps),
+                    rms_norm(fused[:, heads : heads + kv], layer.k_norm, self._eps),
+                ),
+                dim=1,
+            )
+        turned = self._rope.rotate(turned, *angles)
+        query = turned[:, :heads].view(rows, kv, heads // kv, self._dim).permute(1, 2, 0, 3)
+        return query, turned[:, heads:].transpose(0, 1), fused[:, heads + kv :].transpose(0, 1)
+
+    def _mlp(self, layer: LayerWeights, hidden: Tensor) -> None:
+        gate, up = layer.gate_up(rms_norm(hidden, layer.post_norm, self._eps)).chunk(2, dim=-1)
+        layer.down.add_to(hidden, functional.silu(gate, inplace=True).mul_(up))
+
+    def _mask(self, base: int, rows: int, length: int, window: int | None) -> Tensor:
+        """Additive [group * rows, length]: column ``j`` is open to row ``i`` up to ``base + i``."""
+        position = torch.arange(base, base + rows)[:, None]
+        column = torch.arange(length)
+        closed = column > position
+        if window is not None:
+            closed |= column <= position - window
+        mask = torch.zeros(rows, length, dtype=self.dtype).masked_fill_(closed, -torch.inf)
+        return mask.repeat(self._heads // self._kv_heads, 1)
+
+    # --- embedding and head --------------------------------------------------------------------
+
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
+        return functional.embedding(tokens, self._weights.embed).to(self.dtype)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        normed = rms_norm(hidden, self._weights.norm, self._eps)
+        return self._weights.head(normed).float()
+
+    @torch.inference_mode()
+    def project_hidden_to_tokens(self, hidden: Tensor) -> Tensor:
+        return self._weights.head(hidden.to(self.dtype)).float().argmax(dim=-1)
+
+    @torch.inference_mode()
+    def project_hidden_to_topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        scores = self._weights.head(hidden.to(self.dtype)).float()
+        best, ids = scores.topk(k, dim=-1)
+        return best - scores.logsumexp(dim=-1, keepdim=True), ids

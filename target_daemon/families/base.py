@@ -1,0 +1,100 @@
+"""What a model family is, and the target that every family yields.
+
+A family is one file of this package (or of another package's entry point) that ends in
+``FAMILY: Final[Family]``. It is found by the `model_type` of `config.json`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+
+from protocol import plugins
+from protocol.checkpoints.target_config import ModelConfig, read_model_config
+from protocol.checkpoints.tensors import TensorSource, open_tensors
+from protocol.config import TargetConfig
+from protocol.cpu import resolve_dtype
+from protocol.errors import UnsupportedModel
+from protocol.transports.base import FeatureHost, RingView
+from target_daemon.target import DFlashTarget
+
+PACKAGE: Final = "target_daemon.families"
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """Whether logits depend on how many rows are computed together; see `exactness.py`."""
+
+    kind: Literal["native", "padded", "no"]
+    detail: str
+
+
+class NativeTarget(DFlashTarget):
+    """A loaded target with the facts that `TargetHello` states."""
+
+    model_type: str
+    dtype: torch.dtype
+    num_layers: int
+    padded_vocab_size: int
+    tied: bool
+    rope_theta: float
+    max_width: int  # widest block that `verify_batch` takes with logits for all rows
+    prefill_chunk: int
+    ring: RingView
+    exactness: Exactness
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """Everything a family needs to load a target."""
+
+    model: ModelConfig
+    tensors: TensorSource
+    dtype: torch.dtype
+    config: TargetConfig
+    host: FeatureHost
+
+    @property
+    def max_positions(self) -> int:
+        """Context length: what was asked for, at most what the model was made for."""
+        stated = self.model.max_positions
+        return min(self.config.max_positions or stated, stated)
+
+
+class Family(ABC):
+    """Loads checkpoints of some `model_types`."""
+
+    model_types: tuple[str, ...]
+
+    @abstractmethod
+    def load(self, request: LoadRequest) -> NativeTarget:
+        """Load the target: ring and shared weights come from ``request.host``."""
+
+
+def known_families() -> Mapping[str, Family]:
+    """Every family by the `model_type` it loads."""
+    families: list[Family] = list(plugins.load(PACKAGE, "FAMILY").values())
+    return {name: family for family in families for name in family.model_types}
+
+
+def load_target(config: TargetConfig, host: FeatureHost) -> NativeTarget:
+    """Load ``config.model``, a folder or GGUF file; `host` allocates ring and shared weights.
+
+    Raises CheckpointError, UnsupportedModel or ExactUnavailable.
+    """
+    path = Path(config.model)
+    model = read_model_config(path)
+    families = known_families()
+    family = families.get(model.model_type)
+    if family is None:
+        raise UnsupportedModel(
+            f"{path}: model_type {model.model_type!r} is not supported; "
+            f"supported: {', '.join(sorted(families))}"
+        )
+    dtype: torch.dtype = getattr(torch, resolve_dtype(config.dtype))
+    with open_tensors(path) as tensors:
+        return family.load(LoadRequest(model, tensors, dtype, config, host))
