@@ -33,6 +33,7 @@ class Deadlines(FrozenConfig, frozen=True, kw_only=True):
     close: Timeout = 10.0
     terminate: Timeout = 3.0
     kill: Timeout = 3.0
+    orphan: Timeout = 5.0  # of a daemon without its parent, until it kills itself
     ring_fetch: Timeout = 10.0
 
 

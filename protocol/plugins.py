@@ -1,30 +1,65 @@
-"""Modules of one folder by name: a plug-in is a file that ends in one typed constant."""
+"""Plug-ins are modules of one folder, found by name; each ends in one typed constant.
 
+Listing reads the sources and imports nothing, so that a plug-in whose dependency is missing still
+has a name, and `--help` stays quick.
+"""
+
+import ast
+import difflib
+import functools
 import importlib
-import pkgutil
-from typing import Any, Final
+import importlib.util
+import inspect
+from pathlib import Path
+from typing import Any
 
-from protocol.errors import InternalError
-
-CONTRACT_MODULE: Final = "base"  # holds the abstract class, and is no plug-in itself
-
-
-def names(package: str) -> tuple[str, ...]:
-    """Names of the plug-in modules of `package`, sorted; imports only the package itself."""
-    folder = importlib.import_module(package)
-    found = (module.name for module in pkgutil.iter_modules(folder.__path__))
-    return tuple(sorted(name for name in found if name != CONTRACT_MODULE))
+from protocol.errors import ConfigError, InternalError, Unavailable
 
 
-def load(package: str, constant: str) -> dict[str, Any]:
-    """Import every plug-in of `package`; return its `constant` by module name.
+@functools.cache
+def names(package: str, constant: str) -> tuple[str, ...]:
+    """The modules of `package` that define `constant`, sorted."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.submodule_search_locations is None:
+        raise InternalError(f"{package} is no package")
+    return tuple(
+        sorted(
+            path.stem
+            for folder in spec.submodule_search_locations
+            for path in Path(folder).glob("*.py")
+            if _defines(path, constant)
+        )
+    )
 
-    A module without the constant is a defect of the program: InternalError names it.
+
+def load(package: str, name: str, constant: str, base: type) -> Any:
+    """The constant of the module `name`: a subclass or an instance of `base`.
+
+    Raises ConfigError, naming the known modules, for a name that is none of them; Unavailable when
+    the module needs a library that is not installed.
     """
-    loaded: dict[str, Any] = {}
-    for name in names(package):
+    known = names(package, constant)
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"{package} has no {name!r}, only {', '.join(known) or 'nothing'}{hint}")
+    try:
         module = importlib.import_module(f"{package}.{name}")
-        if not hasattr(module, constant):
-            raise InternalError(f"{package}.{name} does not end in a constant {constant}")
-        loaded[name] = getattr(module, constant)
-    return loaded
+    except ModuleNotFoundError as error:
+        raise Unavailable(f"{package}.{name} needs {error.name}, which is not installed") from error
+    found = getattr(module, constant)
+    fits = issubclass(found, base) if inspect.isclass(found) else isinstance(found, base)
+    if not fits:
+        raise InternalError(f"{package}.{name}.{constant} is no {base.__name__}")
+    return found
+
+
+def _defines(path: Path, constant: str) -> bool:
+    """Whether the module assigns `constant` at its top level."""
+    for node in ast.parse(path.read_bytes()).body:
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name)) if name == constant:
+                return node.value is not None
+            case ast.Assign(targets=[ast.Name(id=name)]) if name == constant:
+                return True
+    return False

@@ -11,8 +11,9 @@ import secrets
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -25,6 +26,7 @@ OWNER_LOCK: Final = "owner.lock"
 MEMBERS_LOCK: Final = "members.lock"
 RUNTIME_VARIABLE: Final = "DFLASH_RUNTIME"  # where run directories go; for tests and services
 _NAME_BYTES: Final = 4
+_SWEEP_SECONDS: Final = 1.0  # how long removing a dead owner's folder may take
 _LONGEST_SOCKET: Final = max(TARGET_SOCKET, DRAFT_SOCKET, RING_SOCKET, key=len)
 
 
@@ -103,29 +105,33 @@ def sweep_orphans() -> int:
 
 def _own(path: Path) -> int:
     """Take the owner's lock of `path`, making the folder if need be; returns the descriptor."""
+    deadline = time.monotonic() + _SWEEP_SECONDS
     while True:
-        with suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-        if not _is_private(path):
-            raise PermissionRefused(f"{path} is not a private folder (mode 0700) of this user")
-        try:
-            fd = os.open(path / OWNER_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        except FileNotFoundError:  # its last owner removed it meanwhile
-            continue
+        fd = _open_owner_lock(path)
         try:
             if _try_to_own(path, fd):
                 return fd
+            _refuse_a_live_owner(path, _holder(fd), late=time.monotonic() > deadline)
         except BaseException:
             os.close(fd)
             raise
+        # A dead owner's lock is held only by someone who is just removing the folder.
         os.close(fd)
+        time.sleep(_SWEEP_SECONDS / 100)
+
+
+def _open_owner_lock(path: Path) -> int:
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        if not _is_private(path):
+            raise PermissionRefused(f"{path} is not a private folder (mode 0700) of this user")
+        return os.open(path / OWNER_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise Unavailable(f"cannot make the run directory {path}: {error.strerror}") from error
 
 
 def _try_to_own(path: Path, fd: int) -> bool:
-    if not _lock(fd, fcntl.LOCK_EX):
-        pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-        raise Unavailable(f"{path} is in use by process {pid}")
-    if not _still_there(path / OWNER_LOCK, fd):
+    if not _lock(fd, fcntl.LOCK_EX) or not _still_there(path / OWNER_LOCK, fd):
         return False
     with _taken(path / MEMBERS_LOCK, create=True) as is_empty:
         if not is_empty:
@@ -136,6 +142,16 @@ def _try_to_own(path: Path, fd: int) -> bool:
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return True
+
+
+def _refuse_a_live_owner(path: Path, pid: int, *, late: bool) -> None:
+    if late or (pid > 0 and Path(f"/proc/{pid}").exists()):
+        raise Unavailable(f"{path} is in use by process {pid or 'unknown'}")
+
+
+def _holder(fd: int) -> int:
+    text = os.pread(fd, 32, 0).strip()
+    return int(text) if text.isdigit() else 0
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import zmq
 from protocol.boundary import answer, failed, typed
 from protocol.codec import MAX_MESSAGE_BYTES, decode, encode
 from protocol.errors import ConfigError, InternalError, ProtocolError, StaleMessage, WireMismatch
+from protocol.lifeline import Lifeline
 from protocol.link_settings import (
     HANDSHAKE_MILLISECONDS,
     HEARTBEAT_MILLISECONDS,
@@ -189,15 +190,17 @@ def serve(
     handle: Callable[[Request], LinkMessage],
     *,
     extra: Mapping[int, Callable[[], None]],
-    ended: Callable[[frozenset[int]], bool],
-    lifeline: Collection[int],
+    lifeline: Lifeline,
 ) -> None:
     """Answer every message with what `handle` returns, until the lifeline says to end.
 
     `extra` maps descriptors to what is called when they are readable. One message is handled
     between two polls, so that an end, or a guest of the ring, waits for one call at most.
     """
-    while not ended(ready := server.poll((*extra, *lifeline), timeout=None)):
+    while True:
+        ready = server.poll((*extra, *lifeline.fds), timeout=None)
+        if ready.intersection(lifeline.fds) and lifeline.ended():
+            return
         for fd in ready & extra.keys():
             extra[fd]()
         received = server.receive()
