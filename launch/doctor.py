@@ -14,11 +14,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from launch.paths import home, runtime_root
+from launch.store import default_home
 from protocol import __version__, cpu
 from protocol.errors import DaemonError
 from protocol.host_facts import gather
 from protocol.placement import AUTO, choose
+from protocol.run_directory import RunDirectory
 
 Facts = dict[str, Any]
 
@@ -45,8 +46,6 @@ PACKAGES: Final[dict[str, bool]] = {
 CPU_FLAGS: Final = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16")
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MKL_CBWR", "KMP_AFFINITY")
 FACTS_SECONDS: Final = 60.0
-SOCKET_PATH_BYTES: Final = 107
-LONGEST_SOCKET_NAME: Final = 40  # the run directory's own name and a socket in it
 
 
 def quick() -> Facts:
@@ -61,7 +60,8 @@ def quick() -> Facts:
         "memory": _memory(),
         "threads": {name: os.environ.get(name, "") for name in THREAD_VARIABLES},
         "devices": _device_nodes(),
-        "paths": _paths(),
+        "home": str(default_home(os.environ)),
+        "runtime": _runtime(),
         "transport": _transport(),
     }
     facts["problems"] = _problems(facts)
@@ -164,8 +164,13 @@ def _device_nodes() -> list[str]:
     return ["cpu", *nodes]
 
 
-def _paths() -> Facts:
-    return {"home": str(home()), "runtime": str(runtime_root())}
+def _runtime() -> Facts:
+    """Make a run directory, as a supervisor does, and remove it."""
+    try:
+        with RunDirectory() as directory:
+            return {"folder": str(directory.path.parent), "error": ""}
+    except (DaemonError, OSError) as error:
+        return {"folder": "", "error": str(error)}
 
 
 def _transport() -> Facts:
@@ -192,12 +197,8 @@ def _problems(facts: Facts) -> list[str]:
         for name, needed in PACKAGES.items()
         if needed and facts["packages"][name] is None
     ]
-    room = SOCKET_PATH_BYTES - LONGEST_SOCKET_NAME
-    if len(os.fsencode(facts["paths"]["runtime"])) > room:
-        found.append(
-            f"the runtime folder {facts['paths']['runtime']} is too long for a socket's path: "
-            f"at most {room} bytes; set DFLASH_RUNTIME"
-        )
+    if facts["runtime"]["error"]:
+        found.append(f"no run directory can be made: {facts['runtime']['error']}")
     if facts["transport"]["name"] is None:
         found.append(facts["transport"]["reason"])
     if "error" in facts.get("target_daemon", {}):

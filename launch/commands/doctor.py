@@ -47,8 +47,8 @@ def _lines(facts: Facts) -> list[tuple[str, str]]:
         ("memory", _memory(memory)),
         ("devices", ", ".join(facts["devices"])),
         ("transport", f"{facts['transport']['name']}: {facts['transport']['reason']}"),
-        ("models", facts["paths"]["home"]),
-        ("runtime", facts["paths"]["runtime"]),
+        ("models", facts["home"]),
+        ("run folders", facts["runtime"]["folder"] or facts["runtime"]["error"]),
     ]
     lines += [
         (f"target {name}"[:14], json.dumps(value) if isinstance(value, dict | list) else str(value))

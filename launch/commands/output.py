@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.status import Status
 
-from launch.token_ids import unpack_ids
+from protocol.codec import unpack_tokens
 from protocol.errors import UsageError
 from protocol.messages import Piece
 
@@ -121,9 +121,9 @@ class TraceFile:
             round=self._round,
             position=piece.position,
             width=piece.width,
-            proposed=unpack_ids(piece.proposed),
-            chosen=unpack_ids(piece.chosen),
-            kept=unpack_ids(piece.tokens),
+            proposed=unpack_tokens(piece.proposed),
+            chosen=unpack_tokens(piece.chosen),
+            kept=unpack_tokens(piece.tokens),
             draft_seconds=piece.draft_seconds,
             ingest_seconds=piece.ingest_seconds,
             verify_seconds=piece.verify_seconds,
