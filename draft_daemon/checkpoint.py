@@ -1,0 +1,121 @@
+"""From a draft's folder to its network: no tensor is missing, and none is unaccounted for."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from draft_daemon.models.base import DraftNetwork
+from protocol import plugins
+from protocol.checkpoints.draft_config import read_draft_config
+from protocol.checkpoints.draft_facts import DraftCheckpointConfig
+from protocol.checkpoints.tensors import TensorSource, open_tensors
+from protocol.errors import CheckpointError, UnsupportedModel
+from protocol.kernels.linear import Linear, pack
+
+NETWORKS: Final = "draft_daemon.models"
+# Copies of the target's embedding and head, and what training alone needs.
+IGNORED: Final = re.compile(
+    r"embed_tokens\.weight|lm_head\.weight|verifier_lm_head\.weight|verifier_norm\.weight|t2d|d2t"
+    r"|rotary_emb\.inv_freq"
+)
+FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnHead:
+    """The head of a draft with a reduced vocabulary, and what its rows mean to the target."""
+
+    head: Linear  # hidden -> draft vocabulary
+    target_ids: Tensor  # [draft vocabulary] int64
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A draft, ready for a target."""
+
+    config: DraftCheckpointConfig
+    network: DraftNetwork
+    own_head: OwnHead | None
+    ignored: tuple[str, ...]  # keys and tensors that were left out
+    weight_bytes: int  # of the checkpoint's tensors that are used
+
+
+def load_draft(folder: Path, dtype: torch.dtype) -> LoadedDraft:
+    """Read the draft in `folder` for computing in `dtype`.
+
+    Raises CheckpointError with the tensor's name, what was expected and what was found, and
+    UnsupportedModel for a tensor that no known network has.
+    """
+    config = read_draft_config(folder)
+    network: type[DraftNetwork] = plugins.load(NETWORKS, config.network, "NETWORK", DraftNetwork)
+    with open_tensors(folder) as source:
+        shapes = dict(network.shapes(config))
+        if config.reduced_vocabulary:
+            shapes["lm_head.weight"] = (config.draft_vocab_size, config.hidden_size)
+            shapes["d2t"] = (config.draft_vocab_size,)
+        ignored = _account(source, frozenset(shapes))
+        loader = _Loader(source, shapes)
+        built = network.build(config, loader.get, dtype)
+        own = _own_head(config, loader, dtype) if config.reduced_vocabulary else None
+    return LoadedDraft(config, built, own, (*config.ignored, *ignored), loader.taken_bytes)
+
+
+class _Loader:
+    """Checked access to the tensors that are wanted."""
+
+    def __init__(self, source: TensorSource, shapes: dict[str, tuple[int, ...]]) -> None:
+        self._source = source
+        self._shapes = shapes
+        self._taken: dict[str, int] = {}
+
+    @property
+    def taken_bytes(self) -> int:
+        return sum(self._taken.values())
+
+    def get(self, name: str) -> Tensor:
+        """A float tensor."""
+        return self._checked(name, FLOATS)
+
+    def integers(self, name: str) -> Tensor:
+        """An index tensor."""
+        return self._checked(name, (torch.int64, torch.int32)).to(torch.int64)
+
+    def _checked(self, name: str, dtypes: tuple[torch.dtype, ...]) -> Tensor:
+        tensor = self._source.expect(name, self._shapes[name])
+        if tensor.dtype not in dtypes:
+            wanted = ", ".join(_short(dtype) for dtype in dtypes)
+            raise CheckpointError(f"tensor {name}: expected {wanted}, found {_short(tensor.dtype)}")
+        self._taken[name] = tensor.nbytes
+        return tensor
+
+
+def _short(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _account(source: TensorSource, wanted: frozenset[str]) -> tuple[str, ...]:
+    """Names that are left out on purpose; a name that nobody knows is refused."""
+    extra = sorted(source.names() - wanted)
+    unknown = [name for name in extra if not IGNORED.fullmatch(name)]
+    if unknown:
+        raise UnsupportedModel(
+            f"tensor {unknown[0]} is not part of this network ({len(unknown)} such tensors); "
+            "a draft that is run without some of its weights proposes nonsense"
+        )
+    return tuple(extra)
+
+
+def _own_head(config: DraftCheckpointConfig, loader: _Loader, dtype: torch.dtype) -> OwnHead:
+    """Head and id map; the published map holds offsets: ``target id = draft id + d2t``."""
+    ids = torch.arange(config.draft_vocab_size) + loader.integers("d2t")
+    low, high, different = int(ids.min()), int(ids.max()), len(set(ids.tolist()))
+    if low < 0 or high >= config.vocab_size or different != len(ids):
+        raise CheckpointError(
+            f"tensor d2t: expected different ids in 0..{config.vocab_size - 1}, "
+            f"found {different} different ones in {low}..{high}"
+        )
+    return OwnHead(pack(loader.get("lm_head.weight"), dtype), ids)

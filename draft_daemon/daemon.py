@@ -1,0 +1,188 @@
+"""Message -> engine call -> reply; the only file of this package that sees the link's messages."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Final, assert_never
+
+import torch
+
+from draft_daemon.checkpoint import LoadedDraft, load_draft
+from draft_daemon.engine import Engine
+from protocol import host_facts, plugins
+from protocol.boundary import each
+from protocol.checkpoints.draft_config import TargetFacts, check_pair
+from protocol.config import Deadlines, DraftConfig
+from protocol.cpu import resolve_dtype, usable_cores
+from protocol.daemon_main import Progress
+from protocol.errors import ProtocolError, StaleMessage, TransportRefused
+from protocol.feature_ring import RingShape
+from protocol.messages import (
+    WIRE_VERSION,
+    Close,
+    Closed,
+    DraftHello,
+    Hello,
+    Ingest,
+    Ingested,
+    LinkMessage,
+    Open,
+    Opened,
+    Pair,
+    Paired,
+    Propose,
+    Proposed,
+)
+from protocol.state import DraftRequest
+from protocol.transports.base import FeatureGuest, FeatureTransport
+
+TRANSPORTS: Final = "protocol.transports"
+LOAD_STEPS: Final = 1
+MAX_IGNORED: Final = 256
+MAX_NAME: Final = 512
+
+
+class DraftDaemon:
+    """One loaded draft, and the target it is paired with, if any."""
+
+    def __init__(self, config: DraftConfig, draft: LoadedDraft, load_seconds: float) -> None:
+        self._config = config
+        self._draft = draft
+        self._load_seconds = load_seconds
+        self._guest: FeatureGuest | None = None
+        self._engine: Engine | None = None
+        self._target_life = -1
+
+    def extra(self) -> Mapping[int, Callable[[], None]]:
+        """A draft watches nothing beside its control socket."""
+        return {}
+
+    def handle(self, message: DraftRequest) -> LinkMessage:
+        """Answer one message; a sequence that fails answers alone."""
+        match message:
+            case Hello():
+                return self._hello(message)
+            case Pair():
+                return self._pair(message)
+            case Open(items=items):
+                results = each(items, self._paired(message).open)
+                return Opened(**self._lives(message), results=results)
+            case Ingest(items=items):
+                rows = each(items, self._paired(message).ingest)
+                return Ingested(**self._lives(message), results=rows)
+            case Propose(items=items):
+                proposals = each(items, self._paired(message).propose)
+                return Proposed(**self._lives(message), results=proposals)
+            case Close(items=items):
+                ends = each(items, self._paired(message).close)
+                return Closed(**self._lives(message), results=ends)
+            case _:
+                assert_never(message)
+
+    def close(self) -> None:
+        """Let go of the target's memory."""
+        self._engine = None
+        if self._guest is not None:
+            self._guest.close()
+            self._guest = None
+
+    def _hello(self, message: Hello) -> DraftHello:
+        facts, config = self._draft.config, self._config
+        return DraftHello(
+            **self._lives(message),
+            wire_version=WIRE_VERSION,
+            nonce=message.nonce,
+            host=host_facts.gather("cpu", torch.get_num_threads()),
+            network=facts.network,
+            dtype=str(self._draft.network.dtype).removeprefix("torch."),
+            hidden_size=facts.hidden_size,
+            vocab_size=facts.vocab_size,
+            target_layer_ids=facts.target_layer_ids,
+            mask_token_id=facts.mask_token_id,
+            block_size=facts.block_size,
+            sample_from_anchor=facts.sample_from_anchor,
+            context_window=config.context_window,
+            slots=config.slots,
+            load_seconds=self._load_seconds,
+            weight_bytes=self._draft.weight_bytes,
+            ignored=tuple(name[:MAX_NAME] for name in self._draft.ignored[:MAX_IGNORED]),
+        )
+
+    def _pair(self, message: Pair) -> Paired:
+        """Attach to a target's memory; whatever this draft held of another one is forgotten."""
+        began = perf_counter()
+        self.close()
+        facts, config = self._draft.config, self._config
+        check_pair(facts, TargetFacts(message.hidden_size, 0, message.padded_vocab_size))
+        shape = RingShape(
+            slots=message.slots,
+            window=message.ring_capacity,
+            guard=0,
+            row_width=facts.feature_width,
+            dtype=message.dtype,
+        )
+        guest = _transport(message.transport).attach(
+            message.address,
+            nonce=message.ring_nonce,
+            life=message.target_life,
+            shape=shape,
+            timeout=Deadlines().ring_fetch,
+        )
+        self._guest = guest
+        engine = Engine(
+            self._draft,
+            guest,
+            vocab_size=message.vocab_size,
+            slots=min(config.slots, message.slots),
+            context_window=config.context_window,
+            max_ingest=config.max_ingest,
+        )
+        engine.warm_up()
+        self._engine, self._target_life = engine, message.target_life
+        return Paired(
+            **self._lives(message),
+            transport=message.transport,
+            mapped_bytes=guest.mapped_bytes(),
+            seconds=perf_counter() - began,
+        )
+
+    def _paired(self, message: LinkMessage) -> Engine:
+        if self._engine is None:
+            raise ProtocolError(f"{type(message).__name__} before Pair")
+        if message.target_life != self._target_life:
+            raise StaleMessage(
+                f"{type(message).__name__} for life {message.target_life} of the target; "
+                f"this draft is paired with life {self._target_life}"
+            )
+        return self._engine
+
+    def _lives(self, message: LinkMessage) -> dict[str, int]:
+        return {"target_life": message.target_life, "draft_life": self._config.life}
+
+
+def _transport(name: str) -> type[FeatureTransport]:
+    known: dict[str, type[FeatureTransport]] = {}
+    for module in plugins.names(TRANSPORTS, "TRANSPORT"):
+        kind: type[FeatureTransport] = plugins.load(
+            TRANSPORTS, module, "TRANSPORT", FeatureTransport
+        )
+        known[kind.name] = kind
+    if name not in known:
+        raise TransportRefused(f"transport {name}: unknown here; known: {', '.join(sorted(known))}")
+    return known[name]
+
+
+@contextmanager
+def load_daemon(config: DraftConfig, progress: Progress) -> Iterator[DraftDaemon]:
+    """Load the draft that `config` names, and let go of the target's memory at the end."""
+    began = perf_counter()
+    progress(0, LOAD_STEPS)
+    torch.set_num_threads(config.threads or usable_cores())
+    draft = load_draft(Path(config.draft), getattr(torch, resolve_dtype(config.dtype)))
+    progress(LOAD_STEPS, LOAD_STEPS)
+    daemon = DraftDaemon(config, draft, perf_counter() - began)
+    try:
+        yield daemon
+    finally:
+        daemon.close()

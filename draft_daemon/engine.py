@@ -1,0 +1,159 @@
+"""Ingest, propose, close: one draft network over one target's features.
+
+Implements `protocol.engines.DraftEngine`. A sequence is as it was when a method raises; proposing
+again at the same position is always possible, since block rows never become context.
+"""
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from draft_daemon.checkpoint import LoadedDraft
+from draft_daemon.context import DraftContext
+from draft_daemon.head import Borrowed
+from protocol.codec import pack_tokens
+from protocol.errors import Overloaded, PositionMismatch, UnknownSequence, UsageError
+from protocol.messages import (
+    ClosedItem,
+    CloseItem,
+    IngestedItem,
+    IngestItem,
+    OpenedItem,
+    OpenItem,
+    ProposedItem,
+    ProposeItem,
+)
+from protocol.transports.base import FeatureGuest
+
+
+@dataclass(slots=True)
+class _Sequence:
+    slot: int
+    window: int  # positions before the block that it attends to
+    ingested: int = 0  # rows below are context, or were lost for good
+
+
+class Engine:
+    """The draft's half of the loop; `vocab_size` counts ids that the tokenizer can produce."""
+
+    def __init__(
+        self,
+        draft: LoadedDraft,
+        guest: FeatureGuest,
+        *,
+        vocab_size: int,
+        slots: int,
+        context_window: int,
+        max_ingest: int,
+    ) -> None:
+        self._config = draft.config
+        self._network = draft.network
+        self._guest = guest
+        self._borrowed = Borrowed(draft, guest.weights(), vocab_size)
+        self._context = DraftContext(draft.config, slots, context_window, draft.network.dtype)
+        self._piece = min(max_ingest, context_window)
+        self._open: dict[int, _Sequence] = {}
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run one whole block and one ingest piece on zeros, before any sequence is open."""
+        features = torch.zeros(self._piece, self._config.feature_width)
+        self._context.write(0, 0, *self._network.project_context(features, 0))
+        self._block(_Sequence(0, self._piece), self._piece, 0, self._config.max_proposals + 1)
+        self._context.reset(0)
+
+    def open(self, item: OpenItem) -> OpenedItem:
+        """Take the slot that the target assigned; 0 rows of context mean the daemon's own."""
+        taken = {state.slot for state in self._open.values()}
+        if not 0 <= item.slot < self._context.slots or item.slot in taken:
+            raise Overloaded(
+                f"slot {item.slot}: there are {self._context.slots}, in use: {sorted(taken)}"
+            )
+        if item.sequence in self._open:
+            raise UsageError(f"sequence {item.sequence} is open already")
+        self._context.reset(item.slot)
+        window = min(item.draft_context or self._context.window, self._context.window)
+        self._open[item.sequence] = _Sequence(item.slot, window)
+        return OpenedItem(sequence=item.sequence, round=item.round, slot=item.slot)
+
+    @torch.inference_mode()
+    def ingest(self, item: IngestItem) -> IngestedItem:
+        """Make context of feature rows up to `stop`; rows that are gone leave a gap."""
+        began = perf_counter()
+        start = self._ingest(item.sequence, self._find(item.sequence), item.stop)
+        return IngestedItem(
+            sequence=item.sequence,
+            round=item.round,
+            start=start,
+            stop=item.stop,
+            seconds=perf_counter() - began,
+        )
+
+    @torch.inference_mode()
+    def propose(self, item: ProposeItem) -> ProposedItem:
+        """Ingest the new rows, then run one block and take the best id of each slot."""
+        began = perf_counter()
+        state = self._find(item.sequence)
+        if item.width - 1 > self._config.max_proposals:
+            raise UsageError(
+                f"{item.width - 1} tokens wanted; a block of this draft proposes "
+                f"{self._config.max_proposals}"
+            )
+        self._ingest(item.sequence, state, item.base_pos)
+        ingested = perf_counter()
+        tokens, rows = self._block(state, item.base_pos, item.pending, item.width)
+        return ProposedItem(
+            sequence=item.sequence,
+            round=item.round,
+            tokens=tokens,
+            context_rows=rows,
+            draft_seconds=perf_counter() - ingested,
+            ingest_seconds=ingested - began,
+        )
+
+    def close(self, item: CloseItem) -> ClosedItem:
+        """Free the slot."""
+        state = self._find(item.sequence)
+        del self._open[item.sequence]
+        self._context.reset(state.slot)
+        return ClosedItem(
+            sequence=item.sequence, round=item.round, committed=min(state.ingested, item.keep)
+        )
+
+    def _find(self, sequence: int) -> _Sequence:
+        state = self._open.get(sequence)
+        if state is None:
+            raise UnknownSequence(f"sequence {sequence} is not open in this draft")
+        return state
+
+    def _ingest(self, sequence: int, state: _Sequence, stop: int) -> int:
+        """Returns the first position of the unbroken run of new rows that ends at `stop`."""
+        if stop < state.ingested:
+            raise PositionMismatch(
+                f"rows up to {state.ingested} are context already; {stop} was asked for"
+            )
+        at = max(state.ingested, stop - state.window)
+        first = at
+        while at < stop:
+            end = min(at + self._piece, stop)
+            found = self._guest.read_rows(state.slot, sequence, at, end)
+            if found.rows.shape[0]:
+                keys, values = self._network.project_context(found.rows, found.start)
+                self._context.write(state.slot, found.start, keys, values)
+            if found.start > at:  # the target was faster: those rows are gone for good
+                first = found.start
+            at = state.ingested = end
+        return first
+
+    def _block(self, state: _Sequence, base: int, pending: int, width: int) -> tuple[bytes, int]:
+        """Ids (int32 bytes) for the ``width - 1`` positions after `pending`, and context rows."""
+        anchored = self._config.sample_from_anchor
+        rows = width - 1 if anchored else width
+        ids = torch.full((rows,), self._config.mask_token_id, dtype=torch.int64)
+        ids[0] = pending
+        embedded = self._borrowed.embed(ids)
+        view = self._context.view(state.slot, base, rows, state.window)
+        hidden = self._network.block(embedded, view)
+        best = self._borrowed.best(hidden if anchored else hidden[1:])
+        return pack_tokens(best.tolist()), view.context_rows

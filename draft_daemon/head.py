@@ -1,0 +1,60 @@
+"""Embedding and head of a draft: the target's own, mapped and never copied, or the draft's head."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from draft_daemon.checkpoint import LoadedDraft
+from protocol.errors import DraftMismatch, UsageError
+from protocol.kernels.linear import Linear, adopt
+
+
+class Borrowed:
+    """Turns ids into block rows and hidden rows into ids, over the target's shared tensors.
+
+    The target's logit scale and soft-cap are monotonic, so that they cannot change the best id.
+    """
+
+    def __init__(self, draft: LoadedDraft, weights: Mapping[str, Tensor], vocab_size: int) -> None:
+        """`weights` as `FeatureGuest.weights` gives them; ids from `vocab_size` on are padding."""
+        config = draft.config
+        self._embed = _shaped(weights, "embed", (config.vocab_size, config.hidden_size))
+        self._scale = config.embedding_scale
+        self._dtype = draft.network.dtype
+        own = draft.own_head
+        self._head = _target_head(draft, weights, vocab_size) if own is None else own.head
+        self._target_ids = None if own is None else own.target_ids
+
+    @property
+    def head(self) -> Linear:
+        """The product that scores tokens."""
+        return self._head
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Rows [n, hidden] of `ids` [n]: the table's own, without the target's input scale."""
+        if not 0 <= int(ids.min()) <= int(ids.max()) < self._embed.shape[0]:
+            raise UsageError(f"token ids must be in 0..{self._embed.shape[0] - 1}")
+        rows = self._embed.index_select(0, ids).to(self._dtype)
+        return rows if self._scale == 1.0 else rows * self._scale
+
+    def best(self, hidden: Tensor) -> Tensor:
+        """The most likely id [n] of each of `hidden` [n, hidden]; ties go to the lowest id."""
+        ids = torch.argmax(self._head(hidden.to(self._head.weight.dtype)), dim=-1)
+        return ids if self._target_ids is None else self._target_ids[ids]
+
+
+def _target_head(draft: LoadedDraft, weights: Mapping[str, Tensor], vocab_size: int) -> Linear:
+    config = draft.config
+    rows, hidden = config.vocab_size, config.hidden_size
+    if "head_t" in weights:
+        return adopt(_shaped(weights, "head_t", (hidden, rows))[:, :vocab_size], transposed=True)
+    name = "head" if "head" in weights else "embed"  # neither: the target's are tied
+    return adopt(_shaped(weights, name, (rows, hidden))[:vocab_size], transposed=False)
+
+
+def _shaped(weights: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
+    found = tuple(weights[name].shape) if name in weights else None
+    if found != shape:
+        raise DraftMismatch(f"the target's {name} is {found}; this draft was made for {shape}")
+    return weights[name]

@@ -1,0 +1,100 @@
+"""Random tiny drafts in both published dialects, written as real checkpoint folders."""
+
+import json
+
+import torch
+from safetensors.torch import save_file
+
+from draft_daemon.models.dflash import DFlash
+from protocol.checkpoints.draft_config import read_draft_config
+
+Z_LAB = {
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+    "block_size": 6,
+    "num_target_layers": 6,
+    "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 2, 5]},
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 96,
+    "rope_theta": 50000.0,
+    "max_position_embeddings": 512,
+    "hidden_act": "silu",
+}
+SPECULATORS = {
+    "architectures": ["DFlashSpeculator"],
+    "speculators_model_type": "dflash",
+    "speculators_version": "0.4.0",
+    "transformer_layer_config": {
+        key: value
+        for key, value in Z_LAB.items()
+        if key not in ("architectures", "auto_map", "block_size", "num_target_layers")
+        and key != "dflash_config"
+    },
+    "block_size": 6,
+    "mask_token_id": 3,
+    "aux_hidden_state_layer_ids": [1, 3, 6],
+    "draft_vocab_size": 96,
+    "target_hidden_size": 32,
+    "speculators_config": {"algorithm": "dflash", "verifier": {"name_or_path": "some/target"}},
+}
+
+
+def merged(base, **changes):
+    """`base` with keys replaced; a dictionary is merged, None removes the key."""
+    result = json.loads(json.dumps(base))
+    for key, value in changes.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict) and isinstance(result.get(key), dict):
+            result[key] = merged(result[key], **value)
+        else:
+            result[key] = value
+    return result
+
+
+def random_tensors(config, seed=0, dtype=torch.float32):
+    """Every tensor that the network of `config` needs; norms near one, products tame."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, shape in sorted(DFlash.shapes(config).items()):
+        value = torch.randn(shape, generator=generator)
+        if len(shape) == 1:
+            value = 1 + 0.2 * value if "norm" in name else 0.2 * value
+        else:
+            value = value / shape[-1] ** 0.5
+        tensors[name] = value.to(dtype)
+    return tensors
+
+
+def write_draft(folder, raw=Z_LAB, *, seed=0, dtype=torch.float32, extra=None, without=()):
+    """Write config.json and model.safetensors; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(raw))
+    tensors = random_tensors(read_draft_config(folder), seed, dtype) | (extra or {})
+    kept = {name: value for name, value in tensors.items() if name not in without}
+    save_file(kept, folder / "model.safetensors")
+    return folder
+
+
+class Features:
+    """A target's side in one process: a real ring over the `local` transport, filled on demand."""
+
+    def __init__(self, host, ring, *, slot=0, sequence=1, seed=0):
+        self.host, self.ring, self.slot, self.sequence = host, ring, slot, sequence
+        generator = torch.Generator().manual_seed(seed)
+        self.rows = torch.randn(4096, ring.shape.row_width, generator=generator)
+        ring.claim(slot, sequence)
+
+    def write(self, start, stop):
+        """Write feature rows ``start .. stop-1`` as a forward of the target would."""
+        self.ring.announce(self.slot, stop)
+        for position in range(start, stop):
+            row = position % self.ring.shape.capacity
+            self.ring.rows[self.slot, row] = self.rows[position].to(self.ring.rows.dtype)
