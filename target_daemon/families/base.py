@@ -19,6 +19,7 @@ from protocol.config import TargetConfig
 from protocol.cpu import resolve_dtype
 from protocol.errors import UnsupportedModel
 from protocol.transports.base import FeatureHost, RingView
+from target_daemon.progress import Progress, ReportingSource, unreported
 from target_daemon.target import DFlashTarget
 
 PACKAGE: Final = "target_daemon.families"
@@ -77,11 +78,14 @@ class Family(ABC):
 
 def known_families() -> Mapping[str, Family]:
     """Every family by the `model_type` it loads."""
-    families: list[Family] = list(plugins.load(PACKAGE, "FAMILY").values())
+    names = plugins.names(PACKAGE, "FAMILY")
+    families: list[Family] = [plugins.load(PACKAGE, name, "FAMILY", Family) for name in names]
     return {name: family for family in families for name in family.model_types}
 
 
-def load_target(config: TargetConfig, host: FeatureHost) -> NativeTarget:
+def load_target(
+    config: TargetConfig, host: FeatureHost, progress: Progress = unreported
+) -> NativeTarget:
     """Load ``config.model``, a folder or GGUF file; `host` allocates ring and shared weights.
 
     Raises CheckpointError, UnsupportedModel or ExactUnavailable.
@@ -97,4 +101,5 @@ def load_target(config: TargetConfig, host: FeatureHost) -> NativeTarget:
         )
     dtype: torch.dtype = getattr(torch, resolve_dtype(config.dtype))
     with open_tensors(path) as tensors:
-        return family.load(LoadRequest(model, tensors, dtype, config, host))
+        source = ReportingSource(tensors, progress)
+        return family.load(LoadRequest(model, source, dtype, config, host))

@@ -1,0 +1,144 @@
+"""The target daemon: message -> engine call -> reply. The only file here that sees messages."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Final, assert_never
+
+import torch
+
+from protocol.boundary import each
+from protocol.checkpoints.target_config import read_model_config
+from protocol.config import TargetConfig
+from protocol.cpu import resolve_dtype, usable_cores
+from protocol.daemon_main import Progress
+from protocol.host_facts import gather
+from protocol.messages import (
+    WIRE_VERSION,
+    Close,
+    Closed,
+    Hello,
+    Open,
+    Opened,
+    Prefill,
+    Prefilled,
+    TargetHello,
+    Verified,
+    Verify,
+)
+from protocol.state import TargetReply, TargetRequest
+from protocol.transports.base import FeatureHost
+from protocol.transports.shared_memory import TRANSPORT
+from target_daemon.engine import Engine, Limits
+from target_daemon.families.base import NativeTarget, load_target
+from target_daemon.memory_plan import available, plan
+
+DEVICE: Final = "cpu"
+
+
+class TargetDaemon:
+    """Answers the target link's messages over a loaded target, and serves its ring."""
+
+    def __init__(
+        self, config: TargetConfig, target: NativeTarget, host: FeatureHost, load_seconds: float
+    ) -> None:
+        self._config = config
+        self._target = target
+        self._host = host
+        self._load_seconds = load_seconds
+        limits = Limits(target.prefill_chunk, target.max_width, config.rollback)
+        self._engine = Engine(target, limits, target.ring)
+        self._extra: dict[int, Callable[[], None]] = {}
+
+    def handle(self, message: TargetRequest) -> TargetReply:
+        """Answer one message; the sequences of a list fail alone."""
+        life, draft = message.target_life, message.draft_life
+        engine = self._engine
+        match message:
+            case Hello():
+                return self._meet(message)
+            case Open():
+                opened = each(message.items, engine.open)
+                return Opened(target_life=life, draft_life=draft, results=opened)
+            case Prefill():
+                prefilled = each(message.items, engine.prefill)
+                return Prefilled(target_life=life, draft_life=draft, results=prefilled)
+            case Verify():
+                verified = each(message.items, engine.verify)
+                return Verified(target_life=life, draft_life=draft, results=verified)
+            case Close():
+                closed = each(message.items, engine.close)
+                return Closed(target_life=life, draft_life=draft, results=closed)
+            case _:
+                assert_never(message)
+
+    def extra(self) -> Mapping[int, Callable[[], None]]:
+        """A live view: the ring's socket comes into it once the ring has been offered."""
+        return self._extra
+
+    def _meet(self, hello: Hello) -> TargetHello:
+        """Offer the ring under the supervisor's nonce, and state every fact of the target."""
+        self._host.offer(hello.nonce, self._config.life)
+        self._extra[self._host.fileno()] = self._host.serve
+        target, ring = self._target, self._target.ring.shape
+        return TargetHello(
+            target_life=hello.target_life,
+            draft_life=hello.draft_life,
+            wire_version=WIRE_VERSION,
+            nonce=hello.nonce,
+            host=gather(DEVICE, torch.get_num_threads()),
+            model_type=target.model_type,
+            dtype=str(target.dtype).removeprefix("torch."),
+            hidden_size=target.hidden_size,
+            num_layers=target.num_layers,
+            vocab_size=target.vocab_size,
+            padded_vocab_size=target.padded_vocab_size,
+            max_positions=target.max_positions,
+            taps=target.capture_layer_ids,
+            mask_token_id=target.mask_token_id,
+            eos_token_ids=target.eos_token_ids,
+            embedding_scale=target.embedding_scale,
+            logit_scale=target.logit_scale,
+            logit_softcap=target.logit_softcap,
+            tied_embeddings=target.tied,
+            rope_theta=target.rope_theta,
+            slots=target.slots,
+            ring_capacity=ring.capacity,
+            ring_window=ring.window,
+            prefill_chunk=target.prefill_chunk,
+            max_width=target.max_width,
+            exact=target.exactness.kind,
+            exact_detail=target.exactness.detail,
+            rollback=self._engine.rollback,
+            load_seconds=self._load_seconds,
+            weight_bytes=target.weight_bytes,
+        )
+
+
+@contextmanager
+def load_daemon(config: TargetConfig, progress: Progress) -> Iterator[TargetDaemon]:
+    """Load the target and yield its daemon; everything is released at the end.
+
+    Raises InsufficientMemory before anything is loaded, CheckpointError, UnsupportedModel,
+    ExactUnavailable or ConfigError.
+    """
+    started = perf_counter()
+    torch.set_num_threads(config.threads or usable_cores())
+    model = read_model_config(Path(config.model))
+    plan(model, config, resolve_dtype(config.dtype)).check(available())
+    host = TRANSPORT.host(Path(config.run_dir))
+    try:
+        target = load_target(config, host, progress)
+        _run_once(target)
+        yield TargetDaemon(config, target, host, perf_counter() - started)
+    finally:
+        host.close()
+
+
+def _run_once(target: NativeTarget) -> None:
+    """The first forwards, which prepare kernels and touch weights, of both shapes of a round."""
+    for width in {1, target.max_width}:
+        tokens = torch.zeros(width, dtype=torch.int64)
+        target.verify_batch(0, tokens, 0, "all")
+    target.reset(0)
