@@ -1,0 +1,52 @@
+"""`dflashd pull`: have a model on this machine, complete and checked."""
+
+import os
+
+import click
+import msgspec
+
+from launch.models import DEFAULT_NAME, resolve_model
+from launch.progress import progress_for
+from launch.store import default_home
+
+
+class PullAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What `dflashd pull --json` prints."""
+
+    name: str
+    path: str
+    source: str  # "default", "gguf", "folder" or "hub"
+    fetched: bool  # false: it was here already
+    bytes: int
+    checked: str  # "sizes" or "checksums"
+
+
+@click.command(name="pull", short_help="Fetch and convert a model.")
+@click.argument("model", default=DEFAULT_NAME, metavar="[NAME|HUB_ID|PATH]")
+@click.option("--verify", is_flag=True, help="Compute every checksum, not only compare sizes.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
+def pull_command(model: str, *, verify: bool, as_json: bool, quiet: bool) -> None:
+    """Fetch and convert a model, once.
+
+    MODEL is a known name (default: smollm2-135m), a model id of the Hugging Face hub
+    (owner/name, or owner/name@revision), a folder to check, or a GGUF file to convert. Models live
+    under $DFLASH_HOME, by default in the user's cache folder. A model that is there already is
+    checked and left alone.
+    """
+    home = default_home(os.environ)
+    with progress_for(quiet=quiet) as progress:
+        local = resolve_model(model, home=home, progress=progress, verify=verify)
+    if as_json:
+        files = [path for path in local.path.iterdir() if path.is_file()]
+        answer = PullAnswer(
+            name=local.name,
+            path=str(local.path),
+            source=local.source,
+            fetched=local.fetched,
+            bytes=sum(path.stat().st_size for path in files),
+            checked="checksums" if verify or local.fetched else "sizes",
+        )
+        click.echo(msgspec.json.encode(answer))
+    else:
+        click.echo(f"{local.name}: {local.path}")

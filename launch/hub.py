@@ -1,0 +1,86 @@
+"""A model id of the Hugging Face hub -> its snapshot folder in that library's own cache.
+
+Token, endpoint, cache and offline mode are the library's usual variables (HF_TOKEN, HF_ENDPOINT,
+HF_HOME, HF_HUB_OFFLINE). Only data files are fetched: never pickles, never code.
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+from huggingface_hub import errors as hub_errors
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from launch.progress import Progress
+from protocol.checkpoints.folder import check_folder
+from protocol.errors import (
+    CheckpointError,
+    ConfigError,
+    DaemonError,
+    ModelNotFound,
+    PermissionRefused,
+    Unavailable,
+)
+
+# The HTTP client differs between releases (requests, httpx, httpx2); its error is imported there.
+HTTPError: Final[type[Exception]] = getattr(hub_errors, "HTTPError", HfHubHTTPError)
+ALLOWED: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "LICENSE*")
+
+
+def fetch_from_hub(name: str, progress: Progress, *, allow_pull: bool) -> tuple[Path, bool]:
+    """(folder, whether anything was fetched) for `owner/name` or `owner/name@revision`.
+
+    A complete snapshot in the cache is used as it is, without asking the network.
+    """
+    repository, _, revision = name.partition("@")
+    cached = _cached(repository, revision or None)
+    if cached is not None:
+        return cached, False
+    if not allow_pull:
+        raise ModelNotFound(f"{name} is not in the cache of the hub; `dflashd pull {name}`")
+    progress.note(f"fetching {name} from the hub")
+    try:
+        folder = Path(
+            snapshot_download(repository, revision=revision or None, allow_patterns=list(ALLOWED))
+        )
+    except (HfHubHTTPError, HTTPError, HFValidationError, OSError, ValueError) as error:
+        raise _typed(name, error) from error
+    check_folder(folder)
+    return folder, True
+
+
+def _cached(repository: str, revision: str | None) -> Path | None:
+    options: dict[str, Any] = {"revision": revision, "local_files_only": True}
+    try:
+        folder = Path(snapshot_download(repository, **options))
+        check_folder(folder)
+    except (LocalEntryNotFoundError, HFValidationError, ConfigError, OSError, ValueError):
+        return None
+    return folder
+
+
+def _typed(name: str, error: Exception) -> DaemonError:
+    """The first matching line decides: the specific errors derive from the general ones."""
+    first = str(error).strip().splitlines()[0][:300] if str(error).strip() else repr(error)
+    match error:
+        case GatedRepoError():
+            return PermissionRefused(
+                f"{name} is gated: accept its terms on the hub and set HF_TOKEN ({first})"
+            )
+        case RepositoryNotFoundError():
+            return ModelNotFound(f"the hub has no model {name}, or it is private: set HF_TOKEN")
+        case RevisionNotFoundError():
+            return ModelNotFound(f"{name}: the hub has no such revision")
+        case HFValidationError():
+            return ModelNotFound(f"{name} is no valid hub id: {first}")
+        case OSError() | HTTPError():
+            return Unavailable(f"cannot fetch {name} from the hub: {first}")
+        case _:
+            return CheckpointError(f"{name}: {first}")
