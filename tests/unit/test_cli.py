@@ -1,0 +1,229 @@
+"""The command line's front: help, version, one sentence per mistake, and the exit codes."""
+
+import subprocess
+import sys
+import time
+
+import click
+import pytest
+from support.command import ISOLATED, dflashd
+
+from launch import cli, exit_codes
+from launch.commands.prompt_input import MAX_BYTES, read_prompt
+from protocol import __version__, errors
+from protocol.errors import DaemonError, UsageError
+
+LIGHT = [("--help",), ("--version",), ("doctor", "--quick"), ("generate", "--help")]
+
+
+def _all_errors(root=DaemonError):
+    yield root
+    for kind in root.__subclasses__():
+        yield from _all_errors(kind)
+
+
+@pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
+def test_a_light_command_never_imports_torch_and_answers_within_300_ms(arguments):
+    code = (
+        "import sys; from launch.cli import main; main();"
+        "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'target_daemon')))"
+    )
+    best = float("inf")
+    for _ in range(5):  # the machine may be busy; what counts is what the command needs
+        start = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+        best = min(best, time.monotonic() - start)
+        assert done.returncode == 0, done.stdout + done.stderr
+        if best <= 0.3:
+            break
+    assert best <= 0.3
+
+
+def test_the_version_is_the_packages():
+    assert dflashd("--version").out == f"dflashd {__version__}\n"
+
+
+def test_every_verb_is_listed_and_is_a_command():
+    text = dflashd("--help").out
+    for verb, (_, _, about) in cli.VERBS.items():
+        assert verb in text
+        assert about in text
+        command = cli.dflashd.get_command(click.Context(cli.dflashd), verb)
+        assert isinstance(command, click.Command)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("bogus",), "bogus"),
+        (("generate", "--bogus", "x"), "--bogus"),
+        (("generate", "--max-tokens", "0", "x"), "--max-tokens"),
+        (("generate", "--max-tokens", "-3", "x"), "--max-tokens"),
+        (("generate", "--max-tokens", "many", "x"), "--max-tokens"),
+        (("generate", "--dtype", "float8", "x"), "--dtype"),
+        (("generate", "--draft-context", "0", "x"), "--draft-context"),
+        (("generate", "--threads", "-1", "x"), "--threads"),
+        (("generate", "--raw", "--system", "s", "x"), "--raw"),
+        (("generate", "--prompt-file", "/nowhere/p.txt"), "/nowhere/p.txt"),
+        (("generate", "--prompt-file", "/nowhere/p.txt", "x"), "not both"),
+        (("generate", "--trace", "/nowhere/t.jsonl", "x"), "/nowhere/t.jsonl"),
+        (("generate", ""), "empty"),
+        (("generate", " \n\t "), "empty"),
+        (("generate", "-"), "empty"),
+        (("generate",), "empty"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_bad_argument_is_one_sentence_and_exit_code_2(arguments, words):
+    outcome = dflashd(*arguments)
+    assert outcome.code == exit_codes.USAGE
+    assert outcome.out == ""
+    assert outcome.err.startswith("dflashd: ")
+    assert outcome.err.count("\n") == 1
+    assert words in outcome.err
+
+
+def test_without_a_verb_the_help_is_shown_and_the_exit_code_is_2():
+    outcome = dflashd()
+    assert outcome.code == exit_codes.USAGE
+    assert "generate" in outcome.err
+
+
+@pytest.fixture
+def raising(monkeypatch):
+    """Make the verb `doctor` raise what the test wants."""
+
+    def arrange(error):
+        @click.command()
+        def doctor():
+            raise error
+
+        monkeypatch.setattr(cli.VerbGroup, "get_command", lambda self, ctx, name: doctor)
+
+    return arrange
+
+
+@pytest.mark.parametrize("kind", sorted(_all_errors(), key=lambda kind: kind.__name__))
+def test_every_typed_error_ends_with_its_documented_exit_code(kind, raising, capsys):
+    raising(kind("expected 3,\n  found 4"))
+    assert cli.main(["doctor"]) == kind.exit_code
+    assert kind.exit_code in exit_codes.MEANING
+    assert capsys.readouterr().err == "dflashd: expected 3, found 4\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), exit_codes.INTERRUPTED),
+        (click.Abort(), exit_codes.INTERRUPTED),
+        (PermissionError(13, "Permission denied", "/x"), exit_codes.PERMISSION),
+        (OSError(28, "No space left on device", "/x"), exit_codes.TEMPORARY),
+        (OSError(5, "Input/output error"), exit_codes.SOFTWARE),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
+)
+def test_other_failures_have_documented_exit_codes_too(error, code, raising, capsys):
+    raising(error)
+    assert cli.main(["doctor"]) == code
+    if isinstance(error, OSError):
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_defect_of_the_program_keeps_its_traceback(raising):
+    raising(ZeroDivisionError("a defect"))
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["doctor"])
+
+
+def test_a_verb_that_is_no_command_is_a_defect(monkeypatch):
+    monkeypatch.setitem(cli.VERBS, "pull", ("launch.exit_codes", "MEANING", "x"))
+    with pytest.raises(TypeError, match="is no command"):
+        cli.main(["pull"])
+
+
+def test_a_closed_standard_output_ends_quietly_with_141():
+    shell = ["/bin/bash", "-c", 'set -o pipefail; "$@" | true; exit ${PIPESTATUS[0]}', "bash"]
+    code = (
+        "import sys; from launch import cli\n"
+        "sys.stdin.read()\n"  # until the reader is certainly gone
+        "sys.exit(cli.main(['--help']))"
+    )
+    process = subprocess.Popen(
+        [*shell, sys.executable, "-I", "-c", code],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    threadless_deadline = time.monotonic() + 10
+    while _shell_has_reader(process.pid) and time.monotonic() < threadless_deadline:
+        pass
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == exit_codes.CLOSED_OUTPUT
+    assert err == ""
+
+
+def _shell_has_reader(shell_pid):
+    """Whether the pipe's right side still runs (a child of the shell that is not Python)."""
+    listing = subprocess.run(
+        ["ps", "-o", "comm=", "--ppid", str(shell_pid)], capture_output=True, text=True, check=False
+    )
+    return "python" not in listing.stdout or "true" in listing.stdout
+
+
+# --- the prompt --------------------------------------------------------------------------------
+
+
+def test_a_prompt_file_is_read_as_it_is(tmp_path):
+    file = tmp_path / "p.txt"
+    file.write_text("  one\n\ttwo 🦜\n", encoding="utf-8")
+    assert read_prompt(None, file) == "  one\n\ttwo 🦜\n"
+
+
+def test_a_prompt_that_is_not_utf8_says_where(tmp_path):
+    file = tmp_path / "p.txt"
+    file.write_bytes(b"abc\xff")
+    with pytest.raises(UsageError, match="byte 3 is 0xff"):
+        read_prompt(None, file)
+
+
+def test_a_prompt_file_beyond_the_bound_is_refused(tmp_path):
+    file = tmp_path / "p.txt"
+    with file.open("wb") as stream:
+        stream.truncate(MAX_BYTES + 1)
+    with pytest.raises(UsageError, match="16 MiB"):
+        read_prompt(None, file)
+
+
+def test_a_folder_as_prompt_file_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="directory"):
+        read_prompt(None, tmp_path)
+
+
+def test_without_a_prompt_on_a_terminal_the_ways_are_named(monkeypatch):
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+
+    class Terminal:
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    with pytest.raises(UsageError, match="--prompt-file"):
+        read_prompt(None, None)
+
+
+def test_exit_codes_of_all_errors_are_in_the_table():
+    assert {kind.exit_code for kind in _all_errors()} <= set(exit_codes.MEANING)
+    assert errors.UsageError.exit_code == exit_codes.USAGE
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_is_written_to_standard_output(option):
+    outcome = dflashd(option)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert ISOLATED[1] == "-I"
