@@ -30,13 +30,15 @@ def listen(path: Path, backlog: int) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
+    if not path.is_socket():
+        return  # nothing there, or not ours: bind will tell
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
             return
-        except OSError:  # nothing there, or nothing that can be judged: bind will tell
+        except OSError:  # gone meanwhile, or nothing that can be judged: bind will tell
             return
     raise TransportRefused(f"another target listens at {path}; end it first")
 

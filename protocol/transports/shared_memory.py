@@ -154,8 +154,11 @@ class SharedMemoryHost(FeatureHost):
         answer: Layout | Refusal
         with suppress(OSError):  # a guest that is gone needs no answer
             try:
+                # Read before anything is refused: closing with the question unread would reset
+                # the connection, and the refusal would be lost.
+                question = connection.recv(arena_layout.MAX_ASK_BYTES)
                 ring_socket.check_peer(connection)
-                self._check(arena_layout.decode_ask(connection.recv(arena_layout.MAX_ASK_BYTES)))
+                self._check(arena_layout.decode_ask(question))
                 sizes = tuple(size for _, size in self._arenas)
                 answer = Layout(arenas=sizes, places=tuple(self._places))
                 descriptors = [fd for fd, _ in self._arenas]

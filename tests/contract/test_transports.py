@@ -20,7 +20,11 @@ from protocol.feature_ring import RingShape, plan
 from protocol.placement import RULES
 from protocol.transports.base import FeatureTransport, RingView, WeightSpec, read_whole
 
-TRANSPORTS = plugins.load("protocol.transports", "TRANSPORT")
+FOLDER, CONSTANT = "protocol.transports", "TRANSPORT"
+TRANSPORTS = {
+    name: plugins.load(FOLDER, name, CONSTANT, FeatureTransport)
+    for name in plugins.names(FOLDER, CONSTANT)
+}
 SHAPE = plan(slots=2, window=5, widest_forward=4, row_width=6, dtype="float32")
 
 

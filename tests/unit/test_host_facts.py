@@ -17,8 +17,8 @@ def test_the_facts_are_this_process():
     facts = host_facts.gather("cpu", 3)
     assert facts.pid == os.getpid()
     assert facts.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert facts.pid_namespace == os.readlink("/proc/self/ns/pid")
-    assert facts.ipc_namespace == os.readlink("/proc/self/ns/ipc")
+    assert facts.pid_namespace == str(Path("/proc/self/ns/pid").readlink())
+    assert facts.ipc_namespace == str(Path("/proc/self/ns/ipc").readlink())
     assert (facts.device, facts.threads) == ("cpu", 3)
 
 
