@@ -62,12 +62,13 @@ class DraftFacts:
     """What a session needs to know of the draft of one life."""
 
     life: int
-    block_size: int
+    block_size: int  # rows of the widest verify: the pending token and all it can propose
     context_window: int
 
     @classmethod
     def of(cls, hello: DraftHello) -> Self:
-        return cls(hello.draft_life, hello.block_size, hello.context_window)
+        widest = hello.block_size + hello.sample_from_anchor
+        return cls(hello.draft_life, widest, hello.context_window)
 
 
 # --- events ----------------------------------------------------------------------------------

@@ -92,6 +92,9 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
     UsageError for an empty prompt or budget, PromptTooLong, and whatever the target raises.
     """
     check_prompt(len(prompt), n_gen, facts.max_positions)
+    for position, token in (hint_tokens or {}).items():
+        if position < 0 or not 0 <= token < facts.vocab_size:
+            raise UsageError(f"hint {token} at {position}: ids are 0 to {facts.vocab_size - 1}")
     submit = Submit(
         request=0,
         prompt=pack_ids(prompt),

@@ -203,11 +203,6 @@ class Session:
 
     def _on_target_reply(self, asked: Request, item: Result) -> None:
         match asked, item:
-            case VerifyItem(), ItemFailed() if len(asked.tokens) > WIDTH:
-                # By the contract the sequence is as it was: once more, with one row.
-                self.draft.block, self._hints = Block(), {}
-                self._asked.round += 1
-                self._verify()
             case _, ItemFailed():
                 self._end(Fail(from_wire(item.code, item.detail)))
             case OpenItem(), OpenedItem():

@@ -1,0 +1,65 @@
+"""From a plan to the two daemons' configs, reading both checkpoints' configs without torch.
+
+Which layers are captured comes from the draft's config; a draft for another target is refused
+here, before anything is loaded.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from launch.plan import Plan
+from protocol.checkpoints.draft_config import TargetFacts, check_pair, read_draft_config
+from protocol.checkpoints.target_config import read_model_config
+from protocol.config import DraftConfig, TargetConfig
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What each daemon is told; `draft` is None for autoregressive generation."""
+
+    target: TargetConfig
+    draft: DraftConfig | None
+
+
+def prepare(plan: Plan, run_dir: Path, *, target_life: int, draft_life: int) -> Prepared:
+    """Raises CheckpointError, UnsupportedModel or DraftMismatch; starts and loads nothing."""
+    target = TargetConfig(
+        model=plan.model,
+        run_dir=str(run_dir),
+        life=target_life,
+        dtype=plan.dtype,
+        exact=plan.exact,
+        threads=plan.threads,
+        slots=plan.slots,
+        max_positions=plan.max_positions,
+        prefill_chunk=plan.prefill_chunk,
+        ring_window=plan.ring_window,
+        rollback=plan.rollback,
+        log_level=plan.log_level,
+    )
+    model = read_model_config(Path(plan.model))
+    if plan.draft is None:
+        return Prepared(target, None)
+    network = read_draft_config(Path(plan.draft))
+    check_pair(network, TargetFacts(model.hidden_size, model.num_layers, model.vocab_size))
+    draft = DraftConfig(
+        draft=plan.draft,
+        run_dir=str(run_dir),
+        life=draft_life,
+        dtype=plan.dtype,
+        threads=plan.threads,
+        slots=plan.slots,
+        context_window=plan.draft_context,
+        log_level=plan.log_level,
+    )
+    return Prepared(
+        msgspec.structs.replace(
+            target,
+            taps=network.target_layer_ids,
+            block_size=network.max_proposals + 1,
+            mask_token_id=network.mask_token_id,
+        ),
+        draft,
+    )

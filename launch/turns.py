@@ -1,0 +1,96 @@
+"""Who computes next: daemons that share cores never do so at the same time. Pure.
+
+Two torch processes with spinning threads on the same cores cost several times the time of one
+after the other. So the supervisor grants a turn: one compute message at a time over both daemons
+where they share cores, one for each where they do not. The queue is first come, first served, and
+a session has at most one request in it, so that sessions take turns; requests of the head's verb
+and daemon ride along in its message.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from launch.events import Request, Role
+from protocol.messages import HostFacts, IngestItem, PrefillItem, ProposeItem, VerifyItem
+
+ComputeItem: TypeAlias = PrefillItem | IngestItem | ProposeItem | VerifyItem
+
+# How many sequences one message may carry. All of them wait for the last, so that a long prompt
+# may not bring many others along.
+BATCH: Final[Mapping[type[Request], int]] = {
+    PrefillItem: 1,
+    IngestItem: 4,
+    ProposeItem: 8,
+    VerifyItem: 8,
+}
+
+
+def shares_cores(one: HostFacts, other: HostFacts) -> bool:
+    """Whether computing in one daemon slows the other; the same GPU counts as well."""
+    return one.boot_id == other.boot_id and one.device == other.device
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One compute message to send now."""
+
+    role: Role
+    kind: type[Request]
+    items: tuple[ComputeItem, ...]
+
+
+class Turns:
+    """The queue and the turns in use."""
+
+    def __init__(self) -> None:
+        self.shared = True  # until both daemons have said where they run
+        self._queue: deque[tuple[Role, ComputeItem]] = deque()
+        self._busy: set[Role] = set()
+
+    def ask(self, role: Role, item: ComputeItem) -> None:
+        """Queue one sequence's request."""
+        self._queue.append((role, item))
+
+    def drop(self, role: Role, sequence: int) -> None:
+        """Forget what `sequence` has queued for `role`; what was granted goes on."""
+        self._keep(lambda queued, item: queued != role or item.sequence != sequence)
+
+    def clear(self, role: Role) -> None:
+        """The daemon is gone, with its queue and its turn."""
+        self._keep(lambda queued, _: queued != role)
+        self._busy.discard(role)
+
+    def done(self, role: Role) -> None:
+        """The daemon has answered; its turn is free."""
+        self._busy.discard(role)
+
+    def grant(self) -> list[Batch]:
+        """What may be sent now; each batch holds a turn until `done` or `clear`."""
+        granted: list[Batch] = []
+        while (head := self._next()) is not None:
+            role, first = head
+            kind, most = type(first), BATCH[type(first)]
+            taken: list[ComputeItem] = []
+            kept: deque[tuple[Role, ComputeItem]] = deque()
+            for queued, item in self._queue:
+                if queued == role and type(item) is kind and len(taken) < most:
+                    taken.append(item)
+                else:
+                    kept.append((queued, item))
+            self._queue = kept
+            self._busy.add(role)
+            granted.append(Batch(role, kind, tuple(taken)))
+        return granted
+
+    def _next(self) -> tuple[Role, ComputeItem] | None:
+        if not self._queue or (self.shared and self._busy):
+            return None
+        for entry in self._queue:
+            if entry[0] not in self._busy:
+                return entry
+        return None
+
+    def _keep(self, wanted: Callable[[Role, ComputeItem], bool]) -> None:
+        self._queue = deque(entry for entry in self._queue if wanted(*entry))
