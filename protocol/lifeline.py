@@ -56,6 +56,7 @@ class Lifeline:
         self._wakeup_before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         for number in ENDING_SIGNALS:
             self._before[number] = signal.signal(number, self._told)
+        _ask_for_parent_death_signal(signal.SIGTERM)
         if _parent_is_gone(os.environ):
             self._reason = "the parent ended before this process was ready"
         self._guard = _Guard(self._stdin, self._grace, self._last_act)
@@ -70,6 +71,7 @@ class Lifeline:
     ) -> None:
         if self._guard is not None:
             self._guard.stop()
+        _ask_for_parent_death_signal(0)
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup_before)
@@ -147,13 +149,14 @@ class _Guard(threading.Thread):
 
 
 def _parent_is_gone(environment: Mapping[str, str]) -> bool:
-    """Ask for the parent-death signal; True when the parent died before it could count."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0) != 0:
-        # Refused by a sandbox: the pipe and the guard remain.
-        return False
+    """Whether the parent died before the parent-death signal was asked for."""
     parent = environment.get(PARENT_VARIABLE, "")
     return parent.isdecimal() and os.getppid() != int(parent)
+
+
+def _ask_for_parent_death_signal(number: int) -> None:
+    # A sandbox may refuse it; the pipe and the guard remain.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def _at_end(fd: int) -> bool:
