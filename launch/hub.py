@@ -5,7 +5,7 @@ HF_HOME, HF_HUB_OFFLINE). Only data files are fetched: never pickles, never code
 """
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from huggingface_hub import errors as hub_errors
 from huggingface_hub import snapshot_download
@@ -57,9 +57,15 @@ def fetch_from_hub(name: str, progress: Progress, *, allow_pull: bool) -> tuple[
 
 
 def _cached(repository: str, revision: str | None) -> Path | None:
-    options: dict[str, Any] = {"revision": revision, "local_files_only": True}
     try:
-        folder = Path(snapshot_download(repository, **options))
+        folder = Path(
+            snapshot_download(
+                repository,
+                revision=revision,
+                allow_patterns=list(ALLOWED),
+                local_files_only=True,
+            )
+        )
         check_folder(folder)
     except (LocalEntryNotFoundError, HFValidationError, ConfigError, OSError, ValueError):
         return None
