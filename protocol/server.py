@@ -96,6 +96,8 @@ class Server(Generic[Request]):
         self._poller.unregister(socket)
         # A last reply may still wait for its peer: give it a moment, never more.
         context.destroy(linger=100)
+        # libzmq removes only the files of the names that it chose itself.
+        self._path.unlink(missing_ok=True)
         self._socket = self._context = None
 
     def poll(self, extra: Collection[int], timeout: float | None) -> frozenset[int]:
