@@ -203,6 +203,8 @@ class Child:
         return []
 
     def _reap(self) -> list[Event]:
+        if os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return []
         # Before it is reaped its id cannot be given to another, so the group is surely its own.
         self._kill_group()
         process = self._started()

@@ -137,7 +137,9 @@ def _try_to_own(path: Path, fd: int) -> bool:
         if not is_empty:
             raise TemporaryFailure(f"daemons of an earlier owner are still ending in {path}")
     for leftover in path.iterdir():
-        if leftover.name not in (OWNER_LOCK, MEMBERS_LOCK):
+        if leftover.is_dir() and not leftover.is_symlink():
+            _remove(leftover)
+        elif leftover.name not in (OWNER_LOCK, MEMBERS_LOCK):
             leftover.unlink()
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

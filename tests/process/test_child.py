@@ -1,7 +1,6 @@
 import json
 import os
 import re
-import select
 import signal
 import sys
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import problem_child
+from support.children import events_until
 from support.waiting import until
 
 from launch.process import Child, Exited, daemon_command
@@ -24,22 +24,6 @@ QUICK = Deadlines(terminate=0.3, kill=2.0)
 def problem(mode, *arguments, deadlines=QUICK, environment=None):
     command = (sys.executable, "-I", problem_child.__file__, mode, *arguments)
     return Child(command, deadlines=deadlines, environment=environment)
-
-
-def events_until(child, kind, *, seconds=10.0):
-    """All events of the child up to and including the first of `kind`, as a loop would get them."""
-    deadline = time.monotonic() + seconds
-    found = []
-    while not any(isinstance(event, kind) for event in found):
-        assert time.monotonic() < deadline, f"no {kind} among {found}"
-        poller = select.poll()
-        for fd in child.fds:
-            poller.register(fd, select.POLLIN)
-        for fd, _ in poller.poll(50):
-            if fd in child.fds:
-                found += child.on_readable(fd)
-        found += child.on_deadline()
-    return found
 
 
 def test_a_child_reports_its_progress_and_is_ready():
@@ -172,6 +156,16 @@ def test_the_child_gets_a_clean_environment_and_a_group_of_its_own(monkeypatch):
 def test_a_program_that_is_not_there_is_unavailable():
     with pytest.raises(Unavailable, match="/no/such/program"):
         Child(("/no/such/program",), deadlines=QUICK).start()
+
+
+def test_looking_at_a_descriptor_that_is_not_ready_changes_nothing():
+    with problem("serve") as child:
+        events_until(child, Ready)
+        for fd in (*child.fds, 99):
+            assert child.on_readable(fd) == []
+        assert child.on_deadline() == []
+        assert child.exited is None
+    assert child.exited.signal == "SIGTERM"
 
 
 def test_a_child_that_was_not_started_says_so():
