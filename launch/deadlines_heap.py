@@ -13,9 +13,9 @@ class Timer:
 
     __slots__ = ("action", "when")
 
-    def __init__(self, when: float, action: Callable[[], None]) -> None:
+    def __init__(self, when: float, action: Callable[[], None] | None) -> None:
         self.when = when
-        self.action: Callable[[], None] | None = action
+        self.action = action  # None: fired, cancelled, or never set
 
 
 class DeadlineHeap:

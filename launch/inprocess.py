@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
+from launch.admission import check_prompt
 from launch.events import (
     Command,
     DraftFacts,
@@ -32,7 +33,7 @@ from launch.session import Session
 from launch.statistics import Clock, statistics
 from launch.token_ids import pack_ids, unpack_ids
 from protocol.engines import DraftEngine, TargetEngine
-from protocol.errors import DaemonError, PromptTooLong, UsageError
+from protocol.errors import DaemonError, UsageError
 from protocol.messages import (
     CloseItem,
     IngestItem,
@@ -129,19 +130,6 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
         session.tally.num_hint_tokens,
         session.tally.num_accepted_hint_tokens,
     )
-
-
-def check_prompt(prompt_tokens: int, max_tokens: int, max_positions: int) -> None:
-    """Refuse what no target can run, before anything is queued: the numbers, typed."""
-    if prompt_tokens < 1:
-        raise UsageError("the prompt has no tokens")
-    if max_tokens < 1:
-        raise UsageError(f"{max_tokens} tokens were asked for; at least 1 is needed")
-    if prompt_tokens >= max_positions:
-        raise PromptTooLong(
-            f"the prompt has {prompt_tokens:,} tokens; this target takes {max_positions - 1:,}, "
-            "and one more to generate"
-        )
 
 
 def _deliver(clock: Clock, on_piece: Callable[[Piece], None] | None, piece: Piece) -> None:

@@ -26,7 +26,7 @@ class Plan(FrozenConfig, frozen=True, kw_only=True):
     draft_context: Positive = 4096  # rows of context the draft attends to
     rollback: Literal["fast", "replay"] = "fast"
     transport: str = "auto"
-    run_root: str | None = None  # parent of the private run directory; None: the default one
+    run_dir: str | None = None  # a private folder of this run's own; None: a new one
     max_waiting: Positive = 64  # requests that wait for a slot
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     deadlines: Deadlines = Deadlines()

@@ -1,0 +1,16 @@
+"""What is refused before it is queued: one sentence, with the numbers."""
+
+from protocol.errors import PromptTooLong, UsageError
+
+
+def check_prompt(prompt_tokens: int, max_tokens: int, max_positions: int) -> None:
+    """Refuse what no target can run, before anything is queued: the numbers, typed."""
+    if prompt_tokens < 1:
+        raise UsageError("the prompt has no tokens")
+    if max_tokens < 1:
+        raise UsageError(f"{max_tokens} tokens were asked for; at least 1 is needed")
+    if prompt_tokens >= max_positions:
+        raise PromptTooLong(
+            f"the prompt has {prompt_tokens:,} tokens; this target takes {max_positions - 1:,}, "
+            "and one more to generate"
+        )

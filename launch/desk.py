@@ -1,0 +1,194 @@
+"""The requests of one supervisor: who waits, who runs, and what each client is still to be told."""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from launch.admission import check_prompt
+from launch.events import (
+    CancelRequested,
+    Command,
+    DraftFacts,
+    Emit,
+    Event,
+    Fail,
+    Finish,
+    Reason,
+    Request,
+    Role,
+    Send,
+    Start,
+    TargetFacts,
+)
+from launch.session import Session
+from launch.statistics import Clock, statistics
+from launch.token_ids import WIDTH
+from protocol.errors import DaemonError, Overloaded, UsageError
+from protocol.messages import Finished, Message, Piece, Refused, Submit
+
+Sink = Callable[[Message], None]
+MAX_DETAIL: Final = 4096
+_NO_TARGET: Final = TargetFacts(0, 0, 0, 1, 0, 1)  # for the figures of what never began
+
+
+@dataclass(slots=True)
+class _Request:
+    submit: Submit
+    sink: Sink
+    clock: Clock
+    session: Session | None = None  # None while it waits for a slot
+
+
+class Desk:
+    """Feeds events to sessions and performs their commands; `send` takes what goes to a daemon.
+
+    Clients are told in `deliver` alone, after everything was sent: a slow client delays no
+    daemon, and one that raises leaves nothing half done.
+    """
+
+    def __init__(self, send: Callable[[Role, Request], None], *, max_waiting: int) -> None:
+        self._send = send
+        self._max_waiting = max_waiting
+        self._numbers = itertools.count(1)
+        self._waiting: deque[_Request] = deque()
+        self._running: dict[int, _Request] = {}  # by sequence
+        self._outbox: deque[tuple[Sink, Message]] = deque()
+        self.transport = "none"
+        self.finished = 0
+        self.refused = 0
+        self.num_stale_replies = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a client is still to be told something."""
+        return bool(self._outbox)
+
+    def submit(self, submit: Submit, sink: Sink) -> None:
+        """Queue a request; `sink` gets Progress and Piece, then one Finished or Refused."""
+        request = _Request(submit, sink, Clock(time.monotonic()))
+        if any(other.submit.request == submit.request for other in self._all()):
+            self._refuse(request, UsageError(f"request {submit.request} is running already"))
+        elif len(self._waiting) >= self._max_waiting:
+            self._refuse(request, Overloaded(f"{self._max_waiting} requests wait already"))
+        else:
+            self._waiting.append(request)
+
+    def cancel(self, number: int) -> None:
+        """End a request; one that is unknown, or has ended meanwhile, changes nothing."""
+        for request in self._all():
+            if request.submit.request != number:
+                continue
+            if request.session is not None:
+                self.handle(request.session.sequence, CancelRequested())
+            else:
+                self._waiting.remove(request)
+                self._conclude(request, self._begin(request, _NO_TARGET, None, ""), "cancelled")
+            return
+
+    def admit(
+        self, target: TargetFacts, slots: int, draft: DraftFacts | None, no_draft: str
+    ) -> None:
+        """Start as many waiting requests as there are free slots."""
+        while self._waiting and len(self._running) < slots:
+            request = self._waiting.popleft()
+            submit = request.submit
+            try:
+                tokens = len(submit.prompt) // WIDTH
+                check_prompt(tokens, submit.max_tokens, target.max_positions)
+            except DaemonError as error:
+                self._refuse(request, error)
+                continue
+            session = self._begin(request, target, draft, no_draft)
+            self._running[session.sequence] = request
+            self.handle(session.sequence, Start())
+
+    def handle(self, sequence: int, event: Event) -> None:
+        """Feed one session; an event for one that has ended is counted and dropped."""
+        request = self._running.get(sequence)
+        if request is None or request.session is None:
+            self.num_stale_replies += 1
+            return
+        self._perform(request, request.session, request.session.handle(event))
+
+    def broadcast(self, event: Event) -> None:
+        """Feed all sessions."""
+        for sequence in tuple(self._running):
+            self.handle(sequence, event)
+
+    def refuse_waiting(self, error: DaemonError) -> None:
+        """Answer those that nothing can be done for."""
+        while self._waiting:
+            self._refuse(self._waiting.popleft(), error)
+
+    def abandon(self, error: DaemonError) -> None:
+        """The supervisor ends: whoever has no answer yet gets this one."""
+        self.refuse_waiting(error)
+        for sequence in tuple(self._running):
+            self._refuse(self._running.pop(sequence), error)
+
+    def deliver(self) -> None:
+        """Tell the clients."""
+        while self._outbox:
+            sink, message = self._outbox.popleft()
+            sink(message)
+
+    def _all(self) -> tuple[_Request, ...]:
+        return (*self._running.values(), *self._waiting)
+
+    def _begin(
+        self, request: _Request, target: TargetFacts, draft: DraftFacts | None, no_draft: str
+    ) -> Session:
+        sequence = next(self._numbers)
+        request.session = Session(request.submit, sequence, target, draft, no_draft=no_draft)
+        return request.session
+
+    def _perform(self, request: _Request, session: Session, commands: tuple[Command, ...]) -> None:
+        for command in commands:
+            match command:
+                case Send(role, item):
+                    self._send(role, item)
+                case Emit(message):
+                    if isinstance(message, Piece):
+                        request.clock.mark(time.monotonic())
+                    self._outbox.append((request.sink, message))
+                case Finish(reason):
+                    del self._running[session.sequence]
+                    self._conclude(request, session, reason)
+                case Fail(error):
+                    del self._running[session.sequence]
+                    self._refuse(request, error)
+
+    def _conclude(self, request: _Request, session: Session, reason: Reason) -> None:
+        figures = statistics(
+            session.tally,
+            request.clock,
+            tokens=(session.journal.prompt_tokens, session.journal.emitted),
+            mode=session.mode,
+            transport=self.transport,
+            exact=session.target.exact,
+            stale=session.num_stale_replies,
+        )
+        number = request.submit.request
+        self.finished += 1
+        self.num_stale_replies += session.num_stale_replies
+        self._outbox.append(
+            (request.sink, Finished(request=number, finish_reason=reason, statistics=figures))
+        )
+
+    def _refuse(self, request: _Request, error: DaemonError) -> None:
+        self.refused += 1
+        refusal = Refused(
+            request=request.submit.request, code=error.code, detail=str(error)[:MAX_DETAIL]
+        )
+        self._outbox.append((request.sink, refusal))

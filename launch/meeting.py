@@ -1,0 +1,53 @@
+"""How two loaded daemons are brought together: the messages, and what must agree. Pure."""
+
+from pathlib import Path
+
+from protocol.config import RING_SOCKET
+from protocol.errors import DraftMismatch, ProtocolError, WireMismatch
+from protocol.messages import WIRE_VERSION, DraftHello, Hello, Pair, TargetHello
+from protocol.placement import Placement
+
+
+def check_hello(asked: Hello, answer: TargetHello | DraftHello, role: str) -> None:
+    """Raise unless the daemon speaks this wire version and answers this very Hello."""
+    if answer.wire_version != WIRE_VERSION:
+        raise WireMismatch(
+            f"the {role} daemon speaks wire version {answer.wire_version}, this supervisor "
+            f"{WIRE_VERSION}"
+        )
+    if answer.nonce != asked.nonce:
+        raise ProtocolError(f"the {role} daemon answered another Hello")
+
+
+def check_pair(target: TargetHello, draft: DraftHello) -> None:
+    """Raise DraftMismatch where what was loaded does not agree, with both values."""
+    facts = (
+        ("captures layers", target.taps, "reads", draft.target_layer_ids),
+        ("has hidden size", target.hidden_size, "has", draft.hidden_size),
+        ("masks with id", target.mask_token_id, "with", draft.mask_token_id),
+    )
+    for one, theirs, other, ours in facts:
+        if theirs != ours:
+            raise DraftMismatch(f"the target {one} {theirs}, the draft {other} {ours}")
+
+
+def pair_message(
+    target: TargetHello, draft: DraftHello, placement: Placement, run_dir: Path
+) -> Pair:
+    """What the draft needs to attach to the target's ring, embedding and head."""
+    return Pair(
+        target_life=target.target_life,
+        draft_life=draft.draft_life,
+        transport=placement.transport,
+        address=str(run_dir / RING_SOCKET),
+        ring_nonce=target.nonce,
+        slots=target.slots,
+        ring_capacity=target.ring_capacity,
+        dtype=target.dtype,
+        hidden_size=target.hidden_size,
+        padded_vocab_size=target.padded_vocab_size,
+        vocab_size=target.vocab_size,
+        embedding_scale=target.embedding_scale,
+        logit_scale=target.logit_scale,
+        logit_softcap=target.logit_softcap,
+    )

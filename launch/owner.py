@@ -1,0 +1,33 @@
+"""What a crew tells its owner, always from inside the owner's own poll loop."""
+
+from typing import Protocol
+
+from launch.events import Role
+from launch.peer import Listed, ListedReply
+from launch.plan import Loading
+from protocol.errors import DaemonError
+from protocol.messages import Failed
+
+
+class Owner(Protocol):
+    """The supervisor, as `launch.crew` sees it."""
+
+    def on_loading(self, loading: Loading) -> None:
+        """A step of a start, for a progress line."""
+        ...
+
+    def on_up(self, role: Role) -> None:
+        """The daemon can be asked: the target is loaded, or the draft is paired with it."""
+        ...
+
+    def on_lost(self, role: Role, error: DaemonError) -> None:
+        """The daemon will answer nothing more; whatever was asked of it is forgotten."""
+        ...
+
+    def on_answer(self, role: Role, asked: Listed, answer: ListedReply | Failed) -> None:
+        """The answer to a message about sequences."""
+        ...
+
+    def on_late(self, role: Role, asked: Listed) -> None:
+        """Its deadline has passed; `on_lost` follows."""
+        ...

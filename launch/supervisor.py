@@ -1,0 +1,283 @@
+"""One poll loop over two daemons: it owns every socket, child and deadline, and blocks on none.
+
+A command of a session is *sent*; its reply, its deadline or its daemon's death comes back as an
+event to the session that owns it (`launch.desk`). Ctrl-C, a second request, a late reply and a
+dead child are all just events.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from launch.crew import Crew
+from launch.deadlines_heap import DeadlineHeap
+from launch.desk import Desk, Sink
+from launch.events import (
+    DeadlineExpired,
+    DraftDown,
+    DraftFacts,
+    DraftUp,
+    Reply,
+    Request,
+    Role,
+    TargetDown,
+    TargetFacts,
+)
+from launch.peer import Listed, ListedReply
+from launch.plan import Loading, Plan, Status
+from launch.turns import Turns, shares_cores
+from protocol.client import Poller
+from protocol.errors import DaemonError, Unavailable
+from protocol.messages import (
+    Cancel,
+    Close,
+    CloseItem,
+    Failed,
+    Ingest,
+    IngestItem,
+    ItemFailed,
+    Open,
+    OpenItem,
+    Prefill,
+    PrefillItem,
+    Propose,
+    ProposeItem,
+    Submit,
+    Verify,
+    VerifyItem,
+)
+from protocol.run_directory import RunDirectory, sweep_orphans
+
+MESSAGES: Final[dict[type[Request], type[Listed]]] = {
+    OpenItem: Open,
+    PrefillItem: Prefill,
+    IngestItem: Ingest,
+    ProposeItem: Propose,
+    VerifyItem: Verify,
+    CloseItem: Close,
+}
+COMPUTE: Final = (Prefill, Ingest, Propose, Verify)
+
+
+class Supervisor:
+    """``with Supervisor(plan) as s`` starts both daemons; leaving ends them and their folder.
+
+    Not for more than one thread. Entering raises ConfigError for a checkpoint that cannot be used;
+    it does not wait for loading: `wait_ready` does, and requests may be submitted before.
+    """
+
+    def __init__(self, plan: Plan, *, on_loading: Callable[[Loading], None] | None = None) -> None:
+        self._plan = plan
+        self._tell_loading = on_loading
+        self._stack = ExitStack()
+        self._poller = Poller()
+        self._timers = DeadlineHeap()
+        self._turns = Turns()
+        self._desk = Desk(self._send, max_waiting=plan.max_waiting)
+        self._crew = Crew(plan, self._poller, self._timers, self)
+        self._watched: dict[int, Callable[[], None]] = {}
+        self._seconds = {
+            kind: float(getattr(plan.deadlines, kind.__name__.lower()))
+            for kind in MESSAGES.values()
+        }
+        self._began = 0.0
+        self._load_seconds = 0.0
+
+    def __enter__(self) -> Self:
+        self._began = time.monotonic()
+        sweep_orphans()
+        named = None if self._plan.run_dir is None else Path(self._plan.run_dir)
+        with ExitStack() as stack:
+            run_dir = stack.enter_context(RunDirectory(named)).path
+            stack.enter_context(self._poller)
+            self._crew.start(run_dir, stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End both daemons and remove the run directory; requests that still run are refused."""
+        with self._stack:
+            self._desk.abandon(Unavailable("the supervisor is ending"))
+            self._desk.deliver()
+
+    # --- what a client asks ------------------------------------------------------------------
+
+    def submit(self, submit: Submit, sink: Sink) -> None:
+        """Queue a request. `sink` gets Progress and Piece messages, then one Finished or Refused.
+
+        `sink` is called from `step`, and may submit and cancel itself.
+        """
+        self._desk.submit(submit, sink)
+        self._admit()
+
+    def cancel(self, cancel: Cancel) -> None:
+        """End a request within one round or prefill chunk; it still gets its Finished."""
+        self._desk.cancel(cancel.request)
+        self._admit()
+
+    def describe(self) -> Status:
+        """What runs, how, and why."""
+        crew, desk = self._crew, self._desk
+        placement, ready = crew.placement, crew.stage("draft") == "ready"
+        return Status(
+            mode="speculative" if ready else "autoregressive",
+            mode_reason="" if ready else crew.no_draft,
+            transport=desk.transport,
+            transport_reason=crew.no_draft if placement is None else placement.reason,
+            target=crew.status("target"),
+            draft=crew.status("draft"),
+            target_facts=crew.target_hello,
+            draft_facts=crew.draft_hello,
+            running=desk.running,
+            waiting=desk.waiting,
+            finished=desk.finished,
+            refused=desk.refused,
+            num_stale_replies=desk.num_stale_replies + crew.num_stale_replies,
+            load_seconds=self._load_seconds,
+        )
+
+    # --- the loop ----------------------------------------------------------------------------
+
+    def step(self, timeout: float | None = None) -> None:
+        """Wait at most `timeout` seconds for something to happen, and act on all that did."""
+        nearest = self._timers.nearest()
+        if self._desk.has_news:
+            timeout = 0.0
+        elif nearest is not None:
+            left = max(0.0, nearest - time.monotonic())
+            timeout = left if timeout is None else min(left, timeout)
+        for source in self._poller.poll(timeout):
+            if not isinstance(source, int):
+                self._crew.on_replies(source)
+            elif source in self._watched:
+                self._watched[source]()
+            else:
+                self._crew.on_readable(source)
+        self._timers.expire(time.monotonic())
+        self._desk.deliver()
+
+    def run_until(self, done: Callable[[], bool]) -> None:
+        """Step until `done()`; whatever it waits for must be an event of this loop."""
+        while not done():
+            self.step()
+
+    def wait_ready(self, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Step until requests can run as planned: target loaded, draft paired or given up.
+
+        Returns False when `stop` said so first. Raises the target's own error if it failed.
+        """
+        self.run_until(lambda: self._is_settled() or stop())
+        error = self._crew.error("target")
+        if error is not None:
+            raise error
+        return self._is_settled()
+
+    def watch(self, fd: int, on_ready: Callable[[], None]) -> None:
+        """Call `on_ready` whenever `fd` can be read, as for `launch.interrupts`."""
+        self._watched[fd] = on_ready
+        self._poller.add(fd)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop that, before `fd` is closed."""
+        del self._watched[fd]
+        self._poller.remove(fd)
+
+    def _is_settled(self) -> bool:
+        target, draft = self._crew.stage("target"), self._crew.stage("draft")
+        return target == "failed" or (target == "ready" and draft in ("absent", "ready", "failed"))
+
+    # --- what sessions send ------------------------------------------------------------------
+
+    def _send(self, role: Role, item: Request) -> None:
+        """Compute waits for its turn; opening and closing do not."""
+        if isinstance(item, OpenItem | CloseItem):
+            self._turns.drop(role, item.sequence)
+            self._post(role, type(item), (item,))
+        else:
+            self._turns.ask(role, item)
+
+    def _post(self, role: Role, kind: type[Request], items: tuple[Any, ...]) -> None:
+        message = MESSAGES[kind]
+        target, draft = self._crew.lives
+        self._crew.send(
+            role,
+            message(target_life=target, draft_life=draft, items=items),
+            self._seconds[message],
+        )
+
+    def _grant(self) -> None:
+        for batch in self._turns.grant():
+            self._post(batch.role, batch.kind, batch.items)
+
+    def _admit(self) -> None:
+        """Start what can start, and send what may be sent."""
+        hello, error = self._crew.target_hello, self._crew.error("target")
+        if error is not None:
+            self._desk.refuse_waiting(error)
+        elif hello is not None and self._crew.stage("target") == "ready":
+            self._desk.admit(TargetFacts.of(hello), hello.slots, self._draft(), self._crew.no_draft)
+        self._grant()
+
+    def _draft(self) -> DraftFacts | None:
+        hello = self._crew.draft_hello
+        ready = hello is not None and self._crew.stage("draft") == "ready"
+        return DraftFacts.of(hello) if ready and hello is not None else None
+
+    # --- what the crew reports ---------------------------------------------------------------
+
+    def on_loading(self, loading: Loading) -> None:
+        """See `launch.crew.Owner`."""
+        if not self._load_seconds and self._is_settled():
+            self._load_seconds = time.monotonic() - self._began
+        if self._tell_loading is not None:
+            self._tell_loading(loading)
+
+    def on_up(self, role: Role) -> None:
+        """See `launch.crew.Owner`."""
+        target, draft = self._crew.target_hello, self._crew.draft_hello
+        if role == "draft" and target is not None and draft is not None:
+            self._turns.shared = shares_cores(target.host, draft.host)
+            if self._crew.placement is not None:
+                self._desk.transport = self._crew.placement.transport
+            self._desk.broadcast(DraftUp(DraftFacts.of(draft)))
+        self._admit()
+
+    def on_lost(self, role: Role, error: DaemonError) -> None:
+        """See `launch.crew.Owner`."""
+        self._turns.clear(role)
+        self._desk.broadcast(DraftDown(str(error)) if role == "draft" else TargetDown(error))
+        self._admit()
+
+    def on_late(self, role: Role, asked: Listed) -> None:
+        """See `launch.crew.Owner`."""
+        for item in asked.items:
+            self._desk.handle(item.sequence, DeadlineExpired(role, item.round))
+
+    def on_answer(self, role: Role, asked: Listed, answer: ListedReply | Failed) -> None:
+        """See `launch.crew.Owner`."""
+        if isinstance(asked, COMPUTE):
+            self._turns.done(role)
+        results = _refusals(asked, answer) if isinstance(answer, Failed) else answer.results
+        for item in results:
+            reply = Reply(role, answer.target_life, answer.draft_life, item)
+            self._desk.handle(item.sequence, reply)
+        self._admit()
+
+
+def _refusals(asked: Listed, answer: Failed) -> tuple[ItemFailed, ...]:
+    """A refused message is refused for each of its sequences."""
+    return tuple(
+        ItemFailed(sequence=item.sequence, round=item.round, code=answer.code, detail=answer.detail)
+        for item in asked.items
+    )
