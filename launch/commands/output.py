@@ -20,7 +20,7 @@ from protocol.messages import Piece
 SPINNER: Final = "dots"
 
 
-class TextStream:
+class TextOutput:
     """Standard output, written as blocks are accepted; closed silently for ``--json``."""
 
     def __init__(self, *, shown: bool) -> None:
