@@ -239,7 +239,10 @@ def test_a_block_at_another_position_than_committed_is_refused_with_both_numbers
         ([None] + [1] * WIDTH, "block of 7 rows; 1 to 6 allowed"),
         ([39], "was chosen for that position"),
         ([None, 40], "token id 40 at position 11 is outside the vocabulary of 40"),
-        ([None, 3, 2**31 - 1], "token id 2147483647 at position 12 is outside the vocabulary of 40"),
+        (
+            [None, 3, 2**31 - 1],
+            "token id 2147483647 at position 12 is outside the vocabulary of 40",
+        ),
     ],
 )
 def test_a_bad_block_is_refused_and_the_sequence_goes_on(ids, sentence):
