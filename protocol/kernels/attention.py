@@ -6,6 +6,7 @@ under a mask, which keeps rows independent of how many are computed together.
 
 from typing import Final
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -25,7 +26,29 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
     """
     kv_heads, group, n, dim = query.shape
     folded = query.reshape(1, kv_heads, group * n, dim)
-    out = functional.scaled_dot_product_attention(
-        folded, key[None], value[None], attn_mask=mask[None, None], scale=scale
-    )
+    out = attend_folded(folded, key[None], value[None], mask[None, None], scale)
     return out.reshape(kv_heads, group, n, dim)
+
+
+def attend_folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """`attend` for a caller that holds its views ready; returns [1, kv_heads, group * n, d].
+
+    query [1, kv_heads, group * n, d]; key, value [1, kv_heads, L, d]; mask [1, 1, group * n, L].
+    """
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+
+
+def causal_mask(
+    base: int, rows: int, length: int, *, window: int | None, group: int, dtype: torch.dtype
+) -> Tensor:
+    """Additive mask [group * rows, length]: row ``i`` sees columns up to ``base + i``.
+
+    A window counts the row's own position, as in published configs.
+    """
+    position = torch.arange(base, base + rows)[:, None]
+    column = torch.arange(length)
+    closed = column > position
+    if window is not None:
+        closed |= column <= position - window
+    mask = torch.zeros(rows, length, dtype=dtype).masked_fill_(closed, -torch.inf)
+    return mask.repeat(group, 1)

@@ -28,6 +28,46 @@ class RopeTable:
         return self.cos[start:stop], self.sin[start:stop]
 
 
+class Turner:
+    """Rotates query and key heads in place, with as few kernels as the dtype allows.
+
+    In fp32 the two halves of a head are interleaved once, in the rows of the weights that make
+    it (`interleave`), and a rotation is then one complex product. Scores do not change, as query
+    and key are permuted alike. There is no complex bf16: halves stay, as published.
+    """
+
+    def __init__(self, table: RopeTable, dtype: torch.dtype) -> None:
+        half = table.cos.shape[-1] // 2
+        self.interleaved = interleaves(dtype)
+        self._angles: tuple[Tensor, ...] = (table.cos[:, None], table.sin[:, None])
+        if self.interleaved:
+            self._angles = (torch.complex(table.cos, table.sin.neg())[:, None, :half].clone(),)
+
+    def at(self, start: int, stop: int) -> tuple[Tensor, ...]:
+        """What `turn_` needs for consecutive positions."""
+        return tuple(angle[start:stop] for angle in self._angles)
+
+    def turn_(self, x: Tensor, angles: tuple[Tensor, ...]) -> None:
+        """Rotate `x` [n, heads, head_dim] in place, by `angles` from `at`."""
+        if self.interleaved:
+            torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(angles[0])
+            return
+        cos, sin = angles
+        turned = x.roll(x.shape[-1] // 2, dims=-1).mul_(sin)
+        x.mul_(cos).add_(turned)
+
+
+def interleaves(dtype: torch.dtype) -> bool:
+    """Whether `Turner` wants the weights of query and key interleaved in `dtype`."""
+    return dtype == torch.float32
+
+
+def interleave(weight: Tensor, head_dim: int) -> Tensor:
+    """Rows (or elements) ``0, d/2, 1, d/2 + 1, ...`` of every head of `weight` [heads * d, ...]."""
+    halves = weight.unflatten(0, (-1, 2, head_dim // 2))
+    return halves.transpose(1, 2).flatten(0, 2)
+
+
 def table(
     head_dim: int,
     theta: float,

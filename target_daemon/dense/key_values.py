@@ -1,6 +1,7 @@
 """Preallocated keys and values: one row per position, pages resident only once written."""
 
 import mmap
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -26,23 +27,26 @@ class KeyValues:
         dtype: torch.dtype,
     ) -> None:
         self.capacity = -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
+        self._layers, self._heads, self._dim = layers, kv_heads, head_dim
         shape = (slots, layers, 2, kv_heads, self.capacity, head_dim)
-        self._store = _lazy_zeros(shape, dtype)
-        self._slots = [
-            [(layer[0], layer[1]) for layer in slot.unbind(0)] for slot in self._store.unbind(0)
-        ]
+        self._slots = _lazy_zeros(shape, dtype).unbind(0)
 
-    def layers(self, slot: int) -> list[tuple[Tensor, Tensor]]:
-        """K and V [kv_heads, capacity, head_dim] of every layer."""
-        return self._slots[slot]
+    def writers(self, slot: int, base: int, rows: int) -> Sequence[Tensor]:
+        """Rows ``base ..`` of every layer: keys and values [2, kv_heads, rows, head_dim]."""
+        return self._slots[slot].narrow(3, base, rows).unbind(0)
+
+    def readers(self, slot: int, length: int) -> Sequence[Tensor]:
+        """Rows below `length`, [1, kv_heads, length, head_dim]: keys of layer 0, its values, ..."""
+        rows = self._slots[slot].narrow(3, 0, length)
+        return rows.view(2 * self._layers, 1, self._heads, length, self._dim).unbind(0)
 
     def save(self, slot: int, base: int, rows: int) -> Tensor:
         """A copy of rows ``base ..`` of every layer."""
-        return self._store[slot, :, :, :, base : base + rows].clone()
+        return self._slots[slot].narrow(3, base, rows).clone()
 
     def restore(self, slot: int, base: int, saved: Tensor) -> None:
         """Write back what `save` returned."""
-        self._store[slot, :, :, :, base : base + saved.shape[3]].copy_(saved)
+        self._slots[slot].narrow(3, base, saved.shape[3]).copy_(saved)
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from protocol.errors import ConfigError
-from protocol.kernels.attention import KEY_MULTIPLE, attend, padded_length
-from protocol.kernels.norm import rms_norm
-from protocol.kernels.rope import table
+from protocol.kernels.attention import KEY_MULTIPLE, attend_folded, causal_mask, padded_length
+from protocol.kernels.rope import Turner, table
 from target_daemon.capture import open_capture
 from target_daemon.checkpoint import Checkpoint
 from target_daemon.dense.key_values import KeyValues
@@ -65,7 +64,7 @@ class DenseTarget(NativeTarget):
         layout = resolve(model, rules)
         self._take_facts(request, layout.theta)
         self.widths = Widths()
-        self._eps = model.rms_norm_eps
+        self._windows = frozenset(layout.windows)
         self._heads, self._kv_heads, self._dim = (
             model.num_heads,
             model.num_kv_heads,
@@ -92,13 +91,9 @@ class DenseTarget(NativeTarget):
             rows=self.max_positions + config.block_size,
             dtype=self.dtype,
         )
-        self._rope = table(
-            model.head_dim,
-            layout.theta,
-            self.key_values.capacity,
-            self.dtype,
-            model.rope_scaling,
-        )
+        capacity, scaling = self.key_values.capacity, model.rope_scaling
+        angles = table(model.head_dim, layout.theta, capacity, self.dtype, scaling)
+        self._turner = Turner(angles, self.dtype)
 
     def _take_facts(self, request: LoadRequest, theta: float) -> None:
         model, config = request.model, request.config
@@ -189,66 +184,49 @@ class DenseTarget(NativeTarget):
         self._capture.begin(slot, base, count)
         hidden = self.embed_tokens(tokens)
         length = padded_length(base + rows, self.key_values.capacity, self.widths.key_multiple)
-        masks = {
-            window: self._mask(base, rows, length, window)
-            for window in {layer.window for layer in self._weights.layers}
-        }
-        cos, sin = self._rope.at(base, base + rows)
-        angles = cos[:, None], sin[:, None]
+        masks = {window: self._mask(base, rows, length, window) for window in self._windows}
+        angles = self._turner.at(base, base + rows)
+        caches = self.key_values.readers(slot, length)
+        writers = self.key_values.writers(slot, base, count)
         captured = self._capture.columns
-        caches = self.key_values.layers(slot)
-        for index, (layer, (keys, values)) in enumerate(
-            zip(self._weights.layers, caches, strict=True)
-        ):
-            normed = rms_norm(hidden, layer.input_norm, self._eps)
-            query, key, value = self._project(layer, normed, angles)
-            keys[:, base : base + count] = key[:, :count]
-            values[:, base : base + count] = value[:, :count]
-            mixed = attend(
-                query,
-                keys[:, :length],
-                values[:, :length],
+        heads, kv, dim, scale = self._heads, self._kv_heads, self._dim, self._dim**-0.5
+        for index, layer in enumerate(self._weights.layers):
+            fused = layer.qkv(layer.input_norm(hidden)).view(rows, heads + 2 * kv, dim)
+            self._turn(layer, fused, angles)
+            pairs = fused[:count, heads:].view(count, 2, kv, dim).permute(1, 2, 0, 3)
+            writers[index].copy_(pairs)
+            query = fused[:, :heads].view(rows, kv, -1, dim).permute(1, 2, 0, 3)
+            mixed = attend_folded(
+                query.reshape(1, kv, -1, dim),
+                caches[2 * index],
+                caches[2 * index + 1],
                 masks[layer.window],
-                self._dim**-0.5,
+                scale,
             )
-            layer.output.add_to(hidden, mixed.permute(2, 0, 1, 3).reshape(rows, -1))
-            self._mlp(layer, hidden)
+            mixed = mixed.view(kv, -1, rows, dim).permute(2, 0, 1, 3).reshape(rows, -1)
+            layer.output.add_to(hidden, mixed)
+            inner = layer.gate_up(layer.post_norm(hidden))
+            middle = inner.shape[1] // 2
+            gate = functional.silu(inner[:, :middle], inplace=True).mul_(inner[:, middle:])
+            layer.down.add_to(hidden, gate)
             if index in captured:
                 self._capture.take(index, hidden)
         return hidden
 
-    def _project(
-        self, layer: LayerWeights, normed: Tensor, angles: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Query [kv, group, n, d], key and value [kv, n, d], rotated."""
-        rows, heads, kv = normed.shape[0], self._heads, self._kv_heads
-        fused = layer.qkv(normed).view(rows, heads + 2 * kv, self._dim)
-        turned = fused[:, : heads + kv]
+    def _turn(self, layer: LayerWeights, fused: Tensor, angles: tuple[Tensor, ...]) -> None:
+        """Normalise (Qwen3) and rotate query and key in place; `fused` [n, heads + 2 kv, d]."""
+        heads = self._heads
         if layer.q_norm is not None and layer.k_norm is not None:
-            turned = torch.cat(
-                (
-                    rms_norm(fused[:, :heads], layer.q_norm, self._eps),
-                    rms_norm(fused[:, heads : heads + kv], layer.k_norm, self._eps),
-                ),
-                dim=1,
-            )
-        turned = self._rope.rotate(turned, *angles)
-        query = turned[:, :heads].view(rows, kv, heads // kv, self._dim).permute(1, 2, 0, 3)
-        return query, turned[:, heads:].transpose(0, 1), fused[:, heads + kv :].transpose(0, 1)
-
-    def _mlp(self, layer: LayerWeights, hidden: Tensor) -> None:
-        gate, up = layer.gate_up(rms_norm(hidden, layer.post_norm, self._eps)).chunk(2, dim=-1)
-        layer.down.add_to(hidden, functional.silu(gate, inplace=True).mul_(up))
+            query, key = fused[:, :heads], fused[:, heads : heads + self._kv_heads]
+            query.copy_(layer.q_norm(query))
+            key.copy_(layer.k_norm(key))
+        self._turner.turn_(fused[:, : heads + self._kv_heads], angles)
 
     def _mask(self, base: int, rows: int, length: int, window: int | None) -> Tensor:
-        """Additive [group * rows, length]: column ``j`` is open to row ``i`` up to ``base + i``."""
-        position = torch.arange(base, base + rows)[:, None]
-        column = torch.arange(length)
-        closed = column > position
-        if window is not None:
-            closed |= column <= position - window
-        mask = torch.zeros(rows, length, dtype=self.dtype).masked_fill_(closed, -torch.inf)
-        return mask.repeat(self._heads // self._kv_heads, 1)
+        group = self._heads // self._kv_heads
+        return causal_mask(base, rows, length, window=window, group=group, dtype=self.dtype)[
+            None, None
+        ]
 
     # --- embedding and head --------------------------------------------------------------------
 
@@ -256,8 +234,7 @@ class DenseTarget(NativeTarget):
         return functional.embedding(tokens, self._weights.embed).to(self.dtype)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        normed = rms_norm(hidden, self._weights.norm, self._eps)
-        return self._weights.head(normed).float()
+        return self._weights.head(self._weights.norm(hidden)).float()
 
     @torch.inference_mode()
     def project_hidden_to_tokens(self, hidden: Tensor) -> Tensor:

@@ -1,13 +1,15 @@
 """Weights of a dense decoder, fused and packed tensor by tensor from the mapped checkpoint."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from protocol.checkpoints.target_config import ModelConfig
 from protocol.kernels.linear import TRANSPOSED, Linear, adopt, fuse
+from protocol.kernels.norm import RmsNorm, fold, pack_norm
+from protocol.kernels.rope import interleave, interleaves
 from protocol.transports.base import FeatureHost, WeightSpec
 from target_daemon.checkpoint import Checkpoint
 from target_daemon.dense.layout import Layout
@@ -20,12 +22,12 @@ HEAD = "lm_head.weight"
 class LayerWeights:
     """One decoder layer."""
 
-    input_norm: Tensor  # [hidden]
+    input_norm: RmsNorm  # [hidden]
     qkv: Linear  # hidden -> (heads + 2 * kv_heads) * head_dim
-    q_norm: Tensor | None  # [head_dim]
-    k_norm: Tensor | None  # [head_dim]
+    q_norm: RmsNorm | None  # [head_dim]
+    k_norm: RmsNorm | None  # [head_dim]
     output: Linear  # heads * head_dim -> hidden
-    post_norm: Tensor  # [hidden]
+    post_norm: RmsNorm  # [hidden]
     gate_up: Linear  # hidden -> 2 * intermediate
     down: Linear  # intermediate -> hidden
     window: int | None
@@ -37,7 +39,7 @@ class DenseWeights:
 
     embed: Tensor  # [vocab, hidden], storage dtype
     layers: tuple[LayerWeights, ...]
-    norm: Tensor  # [hidden]
+    norm: RmsNorm  # [hidden]
     head: Linear  # hidden -> vocab
     bytes: int
 
@@ -60,7 +62,7 @@ class DenseLoader:
         norm = self._norm("model.norm.weight", self._model.hidden_size)
         # A tied checkpoint may store its embedding twice; the config says which one counts.
         self._checkpoint.finish(ignore=(HEAD,) if self._model.tied else ())
-        tensors = {id(item): item for item in (embed, head.weight, norm, *_tensors(layers))}
+        tensors = {id(item): item for item in (embed, head.weight, norm.weight, *_tensors(layers))}
         size = sum(item.numel() * item.element_size() for item in tensors.values())
         return DenseWeights(embed, layers, norm, head, size)
 
@@ -87,43 +89,66 @@ class DenseLoader:
         hidden, dim, inner = model.hidden_size, model.head_dim, model.intermediate_size
         heads, kv = model.num_heads * dim, model.num_kv_heads * dim
         attention, mlp = f"{name}.self_attn", f"{name}.mlp"
-        query_key_value = [("q_proj", heads), ("k_proj", kv), ("v_proj", kv)]
-        gate_up = [("gate_proj", inner), ("up_proj", inner)]
-        q_norm, k_norm = (
-            self._norm(f"{attention}.{which}.weight", dim) if layout.qk_norm else None
-            for which in ("q_norm", "k_norm")
+        qkv = self._linear(
+            attention,
+            [("q_proj", heads), ("k_proj", kv), ("v_proj", kv)],
+            hidden,
+            biased=layout.qkv_bias,
+        )
+        gate_up = self._linear(
+            mlp, [("gate_proj", inner), ("up_proj", inner)], hidden, biased=layout.mlp_bias
         )
         return LayerWeights(
-            input_norm=self._norm(f"{name}.input_layernorm.weight", hidden),
-            qkv=self._linear(attention, query_key_value, hidden, biased=layout.qkv_bias),
-            q_norm=q_norm,
-            k_norm=k_norm,
+            input_norm=fold(self._norm(f"{name}.input_layernorm.weight", hidden), qkv),
+            qkv=qkv,
+            q_norm=self._head_norm(f"{attention}.q_norm.weight"),
+            k_norm=self._head_norm(f"{attention}.k_norm.weight"),
             output=self._linear(attention, [("o_proj", hidden)], heads, biased=layout.output_bias),
-            post_norm=self._norm(f"{name}.post_attention_layernorm.weight", hidden),
-            gate_up=self._linear(mlp, gate_up, hidden, biased=layout.mlp_bias),
+            post_norm=fold(self._norm(f"{name}.post_attention_layernorm.weight", hidden), gate_up),
+            gate_up=gate_up,
             down=self._linear(mlp, [("down_proj", hidden)], inner, biased=layout.mlp_bias),
             window=layout.windows[index],
         )
 
-    def _norm(self, name: str, size: int) -> Tensor:
-        return self._checkpoint.get(name, (size,)).to(self._dtype, copy=True)
+    def _norm(self, name: str, size: int) -> RmsNorm:
+        weight = self._checkpoint.get(name, (size,))
+        return pack_norm(weight, self._model.rms_norm_eps, self._dtype)
+
+    def _head_norm(self, name: str) -> RmsNorm | None:
+        if not self._layout.qk_norm:
+            return None
+        weight = self._turned(name, self._checkpoint.get(name, (self._model.head_dim,)))
+        return pack_norm(weight, self._model.rms_norm_eps, self._dtype)
 
     def _linear(
         self, prefix: str, parts: list[tuple[str, int]], width: int, *, biased: bool
     ) -> Linear:
         """Fuse the named projections, in order, into one product of `width` inputs."""
-        get = self._checkpoint.get
-        weights = (get(f"{prefix}.{part}.weight", (rows, width)) for part, rows in parts)
-        bias = None
-        if biased:
-            bias = torch.cat([get(f"{prefix}.{part}.bias", (rows,)) for part, rows in parts])
-        return fuse(weights, (sum(rows for _, rows in parts), width), self._dtype, bias)
+        weights = (
+            self._turned(part, self._checkpoint.get(f"{prefix}.{part}.weight", (rows, width)))
+            for part, rows in parts
+        )
+        packed = fuse(weights, (sum(rows for _, rows in parts), width), self._dtype)
+        if not biased:
+            return packed
+        biases = [
+            self._turned(part, self._checkpoint.get(f"{prefix}.{part}.bias", (rows,)))
+            for part, rows in parts
+        ]
+        return replace(packed, bias=torch.cat(biases).to(self._dtype))
+
+    def _turned(self, name: str, tensor: Tensor) -> Tensor:
+        """Rows of query and key in the order in which they are rotated."""
+        rotated = "q_proj" in name or "k_proj" in name or "_norm" in name
+        if rotated and interleaves(self._dtype):
+            return interleave(tensor, self._model.head_dim)
+        return tensor
 
 
 def _tensors(layers: tuple[LayerWeights, ...]) -> Iterator[Tensor]:
     for layer in layers:
-        yield from (layer.input_norm, layer.post_norm)
-        yield from (norm for norm in (layer.q_norm, layer.k_norm) if norm is not None)
+        yield from (layer.input_norm.weight, layer.post_norm.weight)
+        yield from (norm.weight for norm in (layer.q_norm, layer.k_norm) if norm is not None)
         for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
             yield linear.weight
             if linear.bias is not None:
