@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 from draft_daemon.models.dflash import DFlash
 from protocol.checkpoints.draft_config import read_draft_config
+from protocol.transports.base import WeightSpec
 
 Z_LAB = {
     "architectures": ["DFlashDraftModel"],
@@ -89,16 +90,34 @@ def write_draft(folder, raw=Z_LAB, *, seed=0, dtype=torch.float32, extra=None, w
     return folder
 
 
-class Features:
-    """A target's side in one process: a real ring over the `local` transport, filled on demand."""
+def embedding(config):
+    return uniform((config.vocab_size, config.hidden_size), 501)
 
-    def __init__(self, host, ring, *, slot=0, sequence=1, seed=0):
-        self.host, self.ring, self.slot, self.sequence = host, ring, slot, sequence
-        self.rows = uniform((4096, ring.shape.row_width), seed)
+
+def head(config):
+    return uniform((config.vocab_size, config.hidden_size), 502)
+
+
+def shared_weights(host, config, *, layout="head_t", dtype="float32"):
+    """Create and fill what a target shares; `layout`: head_t, head, or tied (no head)."""
+    vocab, hidden = config.vocab_size, config.hidden_size
+    shapes = {"embed": (vocab, hidden), "head": (vocab, hidden), "head_t": (hidden, vocab)}
+    kept = ("embed",) if layout == "tied" else ("embed", layout)
+    made = host.create_weights({name: WeightSpec(shapes[name], dtype) for name in kept})
+    made["embed"].copy_(embedding(config))
+    if layout != "tied":
+        made[layout].copy_(head(config) if layout == "head" else head(config).t())
+
+
+class Features:
+    """One sequence's feature rows, written into a ring as forwards of a target would."""
+
+    def __init__(self, ring, *, slot=0, sequence=1):
+        self.ring, self.slot, self.sequence = ring, slot, sequence
+        self.rows = uniform((400, ring.shape.row_width), 900 + sequence)
         ring.claim(slot, sequence)
 
     def write(self, start, stop):
-        """Write feature rows ``start .. stop-1`` as a forward of the target would."""
         self.ring.announce(self.slot, stop)
         for position in range(start, stop):
             row = position % self.ring.shape.capacity

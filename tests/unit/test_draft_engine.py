@@ -1,0 +1,367 @@
+"""The draft engine over a real ring in one process: ingest, propose, close, and refusals."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.drive import unpack
+from support.tiny_draft import (
+    SPECULATORS,
+    Z_LAB,
+    Features,
+    embedding,
+    head,
+    merged,
+    shared_weights,
+    uniform,
+    write_draft,
+)
+
+from draft_daemon.checkpoint import load_draft
+from draft_daemon.context import DraftContext
+from draft_daemon.engine import Engine
+from protocol.errors import (
+    DraftMismatch,
+    FeatureExpired,
+    Overloaded,
+    PositionMismatch,
+    ProtocolError,
+    UnknownSequence,
+    UnsupportedModel,
+    UsageError,
+)
+from protocol.feature_ring import RingShape
+from protocol.messages import CloseItem, IngestItem, OpenItem, ProposeItem
+from protocol.transports.local import TRANSPORT
+
+NONCE, LIFE = 5, 6
+
+
+class Bench:
+    """A draft, a target's half, and the engine between them."""
+
+    def __init__(self, place, raw=Z_LAB, *, extra=None, **options):
+        self.draft = load_draft(write_draft(place / "draft", raw, extra=extra), torch.float32)
+        layout = options.pop("layout", "head_t")
+        dtype = options.pop("dtype", "float32")
+        capacity = options.pop("capacity", 400)
+        width = self.draft.config.feature_width
+        self.shape = RingShape(2, capacity, 0, width, dtype)
+        self.host = TRANSPORT.host(place)
+        self.ring = self.host.create_ring(self.shape)
+        shared_weights(self.host, self.draft.config, layout=layout, dtype=dtype)
+        self.host.offer(NONCE, LIFE)
+        self.guest = TRANSPORT.attach(
+            str(place / "ring.sock"), nonce=NONCE, life=LIFE, shape=self.shape, timeout=1.0
+        )
+        settings = {"vocab_size": 96, "slots": 2, "context_window": 64, "max_ingest": 8}
+        self.engine = Engine(self.draft, self.guest, **(settings | options))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.guest.close()
+        self.host.close()
+
+    def sequence(self, number=1, slot=0, draft_context=0):
+        self.engine.open(OpenItem(sequence=number, slot=slot, draft_context=draft_context))
+        return Features(self.ring, slot=slot, sequence=number)
+
+    def propose(self, base, pending=7, width=6, sequence=1):
+        item = ProposeItem(sequence=sequence, round=2, base_pos=base, pending=pending, width=width)
+        return self.engine.propose(item)
+
+    def tokens(self, base, pending=7, width=6, sequence=1):
+        return unpack(self.propose(base, pending, width, sequence).tokens)
+
+    def expected(self, features, base, pending=7, width=6, *, window=64, skip=(), scores=None):
+        """The same block from the network alone, its context made anew in a ring of its own."""
+        config, network = self.draft.config, self.draft.network
+        context = DraftContext(config, 1, 500, torch.float32)
+        rows = width - 1 if config.sample_from_anchor else width
+        with torch.inference_mode():
+            for at in range(max(0, base - window), base):
+                if at not in skip:
+                    rows_at = features.rows[at : at + 1]
+                    context.write(0, at, *network.project_context(rows_at, at))
+            ids = torch.tensor([pending] + [config.mask_token_id] * (rows - 1))
+            embedded = embedding(config)[ids]
+            hidden = network.block(embedded, context.view(0, base, rows, 500))
+            hidden = hidden if config.sample_from_anchor else hidden[1:]
+            return (hidden @ (head(config) if scores is None else scores).t()).argmax(-1).tolist()
+
+
+@pytest.fixture
+def bench(tmp_path):
+    with Bench(tmp_path) as made:
+        yield made
+
+
+def test_a_block_is_the_networks_best_ids(bench):
+    features = bench.sequence()
+    features.write(0, 20)
+    assert bench.tokens(20) == bench.expected(features, 20)
+    assert len(set(bench.tokens(20))) > 1
+
+
+@pytest.mark.parametrize("width", [2, 3, 4, 5, 6])
+def test_every_width_up_to_the_block_answers_one_token_less(bench, width):
+    features = bench.sequence()
+    features.write(0, 9)
+    assert bench.tokens(9, width=width) == bench.expected(features, 9, width=width)
+
+
+def test_a_wider_block_than_trained_is_refused(bench):
+    bench.sequence().write(0, 9)
+    with pytest.raises(UsageError, match="6 tokens wanted; a block of this draft proposes 5"):
+        bench.propose(9, width=7)
+
+
+def test_proposing_again_at_one_position_gives_the_same_tokens(bench):
+    features = bench.sequence()
+    features.write(0, 12)
+    first = bench.tokens(12)
+    assert bench.tokens(12, pending=8) == bench.expected(features, 12, pending=8)
+    assert bench.tokens(12) == first
+
+
+def test_rounds_are_the_same_as_one_ingest_of_everything(bench):
+    features, base = bench.sequence(), 30
+    features.write(0, base)
+    bench.engine.ingest(IngestItem(sequence=1, stop=17))
+    for kept in (1, 3, 6, 2):
+        assert bench.tokens(base) == bench.expected(features, base)
+        features.write(base, base + 6)
+        base += kept
+    assert bench.propose(base).context_rows == base
+
+
+def test_ingest_answers_what_became_context(bench):
+    bench.sequence().write(0, 40)
+    first = bench.engine.ingest(IngestItem(sequence=1, round=3, stop=30))
+    assert (first.round, first.start, first.stop) == (3, 0, 30)
+    second = bench.engine.ingest(IngestItem(sequence=1, stop=40))
+    assert (second.start, second.stop) == (30, 40)
+    again = bench.engine.ingest(IngestItem(sequence=1, stop=40))
+    assert (again.start, again.stop) == (40, 40)
+    assert first.seconds > 0
+
+
+def test_ingest_cannot_go_back(bench):
+    bench.sequence().write(0, 10)
+    bench.propose(10)
+    with pytest.raises(PositionMismatch, match="up to 10 are context already; 9"):
+        bench.engine.ingest(IngestItem(sequence=1, stop=9))
+    with pytest.raises(PositionMismatch):
+        bench.propose(9)
+
+
+def test_rows_that_the_target_overwrote_are_a_gap(tmp_path):
+    with Bench(tmp_path, capacity=20) as bench:
+        features = bench.sequence()
+        features.write(0, 10)
+        bench.engine.ingest(IngestItem(sequence=1, stop=10))
+        features.write(10, 50)
+        done = bench.engine.ingest(IngestItem(sequence=1, stop=50))
+        assert (done.start, done.stop) == (30, 50)
+        assert bench.tokens(50) == bench.expected(features, 50, skip=range(10, 30))
+        assert bench.propose(50).context_rows == 30
+
+
+def test_a_prompt_longer_than_the_context_is_read_from_its_window_on(tmp_path):
+    with Bench(tmp_path, context_window=16) as bench:
+        features = bench.sequence()
+        features.write(0, 100)
+        assert bench.engine.ingest(IngestItem(sequence=1, stop=100)).start == 84
+        assert bench.tokens(100) == bench.expected(features, 100, window=16)
+        features.write(100, 103)
+        proposed = bench.propose(103)
+        assert unpack(proposed.tokens) == bench.expected(features, 103, window=16)
+        assert proposed.context_rows == 16
+
+
+def test_the_context_ring_wraps_many_times(tmp_path):
+    with Bench(tmp_path, context_window=16) as bench:
+        features = bench.sequence()
+        for base in range(5, 160, 5):
+            features.write(base - 5, base)
+            assert bench.tokens(base) == bench.expected(features, base, window=16), base
+
+
+def test_a_sequence_may_ask_for_less_context_than_there_is(bench):
+    features = bench.sequence(draft_context=10)
+    features.write(0, 40)
+    assert bench.tokens(40) == bench.expected(features, 40, window=10)
+    assert bench.propose(40).context_rows == 10
+
+
+def test_more_context_than_there_is_is_cut_to_the_daemons(bench):
+    features = bench.sequence(draft_context=1000)
+    features.write(0, 90)
+    assert bench.propose(90).context_rows == 64
+
+
+def test_two_sequences_do_not_see_each_other(bench):
+    one, two = bench.sequence(1, slot=0), bench.sequence(2, slot=1)
+    one.write(0, 20)
+    two.write(0, 25)
+    assert bench.tokens(20, sequence=1) == bench.expected(one, 20)
+    assert bench.tokens(25, sequence=2) == bench.expected(two, 25)
+    assert bench.tokens(20, sequence=1) == bench.expected(one, 20)
+
+
+def test_a_slot_forgets_its_last_sequence(bench):
+    bench.sequence(1).write(0, 60)
+    bench.propose(60)
+    closed = bench.engine.close(CloseItem(sequence=1, keep=50))
+    assert closed.committed == 50
+    features = bench.sequence(2)
+    features.write(0, 4)
+    assert bench.tokens(4, sequence=2) == bench.expected(features, 4)
+    assert bench.propose(4, sequence=2).context_rows == 4
+
+
+def test_a_block_without_any_context_is_possible(bench):
+    features = bench.sequence()
+    assert bench.tokens(0) == bench.expected(features, 0)
+
+
+@pytest.mark.parametrize("layout", ["head", "head_t", "tied"])
+def test_every_layout_of_the_targets_head_gives_the_same_tokens(tmp_path, layout):
+    with Bench(tmp_path, layout=layout) as bench:
+        features = bench.sequence()
+        features.write(0, 11)
+        scores = embedding(bench.draft.config) if layout == "tied" else None
+        assert bench.tokens(11) == bench.expected(features, 11, scores=scores)
+
+
+@pytest.mark.parametrize("layout", ["head", "head_t"])
+def test_padding_rows_of_the_head_are_never_proposed(tmp_path, layout):
+    with Bench(tmp_path, layout=layout, vocab_size=20) as bench:
+        features = bench.sequence()
+        features.write(0, 11)
+        expected = bench.expected(features, 11, scores=head(bench.draft.config)[:20])
+        assert bench.tokens(11) == expected != bench.expected(features, 11)
+
+
+def test_a_target_in_bf16_serves_a_draft_in_fp32(tmp_path):
+    with Bench(tmp_path, dtype="bfloat16", layout="head") as bench:
+        features = bench.sequence()
+        features.write(0, 15)
+        pairs = [
+            (bench.tokens(15, pending=at), bench.expected(features, 15, pending=at))
+            for at in range(8)
+        ]
+        # Rounding rows and head to eight bits moves a close decision, not most of them.
+        same = sum(a == b for ours, exact in pairs for a, b in zip(ours, exact, strict=True))
+        assert same >= 32
+
+
+def test_an_anchored_draft_proposes_from_the_first_slot_on(tmp_path):
+    raw = merged(Z_LAB, dflash_config={"sample_from_anchor": True})
+    with Bench(tmp_path, raw) as bench:
+        features = bench.sequence()
+        features.write(0, 13)
+        for width in (2, 5, 7):
+            tokens = bench.tokens(13, width=width)
+            assert len(tokens) == width - 1
+            assert tokens == bench.expected(features, 13, width=width)
+
+
+def test_a_reduced_vocabulary_answers_the_targets_ids(tmp_path):
+    ids = torch.tensor([2, 30, 31, 64, 95])
+    own = uniform((5, 32), 77)
+    extra = {"lm_head.weight": own, "d2t": ids - torch.arange(5)}
+    raw = merged(SPECULATORS, draft_vocab_size=5)
+    with Bench(tmp_path, raw, extra=extra) as bench:
+        features = bench.sequence()
+        features.write(0, 8)
+        best = bench.expected(features, 8, scores=own)
+        assert bench.tokens(8) == ids[best].tolist()
+
+
+def test_the_drafts_own_embedding_scale_is_applied(tmp_path):
+    raw = merged(Z_LAB, dflash_config={"input_embedding_scale": 40.0})
+    with Bench(tmp_path, raw) as bench, Bench(tmp_path / "plain") as plain:
+        for each in (bench, plain):
+            each.sequence().write(0, 8)
+        scaled = [bench.tokens(8, pending=pending) for pending in range(8)]
+        assert scaled != [plain.tokens(8, pending=pending) for pending in range(8)]
+
+
+def test_warming_up_leaves_nothing_behind(bench):
+    bench.engine.warm_up()
+    features = bench.sequence()
+    features.write(0, 3)
+    assert bench.tokens(3) == bench.expected(features, 3)
+    assert bench.propose(3).context_rows == 3
+
+
+def test_slots_and_sequences_are_checked(bench):
+    bench.sequence(1, slot=0)
+    for slot in (-1, 0, 2):
+        with pytest.raises(Overloaded, match=f"slot {slot}"):
+            bench.engine.open(OpenItem(sequence=2, slot=slot))
+    with pytest.raises(UsageError, match="open already"):
+        bench.engine.open(OpenItem(sequence=1, slot=1))
+    for call, item in (
+        (bench.engine.ingest, IngestItem(sequence=9, stop=1)),
+        (bench.engine.close, CloseItem(sequence=9)),
+    ):
+        with pytest.raises(UnknownSequence, match="sequence 9"):
+            call(item)
+
+
+def test_ids_outside_the_table_are_refused_and_change_nothing(bench):
+    features = bench.sequence()
+    features.write(0, 6)
+    for pending in (-1, 96):
+        with pytest.raises(UsageError, match=r"0\.\.95"):
+            bench.propose(6, pending=pending)
+    assert bench.tokens(6) == bench.expected(features, 6)
+
+
+def test_positions_past_the_drafts_table_are_refused(tmp_path):
+    raw = merged(Z_LAB, max_position_embeddings=16)
+    with Bench(tmp_path, raw) as bench:
+        features = bench.sequence()
+        features.write(0, 16)
+        assert bench.tokens(10) == bench.expected(features, 10)
+        with pytest.raises(UnsupportedModel, match="position 16 is past the draft's 16"):
+            bench.propose(11)
+
+
+def test_a_longer_sequence_than_the_first_table_gets_a_longer_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("draft_daemon.models.dflash.FIRST_POSITIONS", 8)
+    with Bench(tmp_path) as bench:
+        features = bench.sequence()
+        features.write(0, 30)
+        assert bench.tokens(30) == bench.expected(features, 30)
+
+
+def test_rows_of_another_sequence_or_not_yet_written_are_refused(bench):
+    features = bench.sequence()
+    features.write(0, 5)
+    with pytest.raises(ProtocolError, match="6"):
+        bench.propose(6)
+    bench.ring.release(0)
+    with pytest.raises(FeatureExpired):
+        bench.propose(5)
+    assert bench.engine.close(CloseItem(sequence=1)).committed == 0
+
+
+def test_weights_of_another_shape_are_refused(tmp_path):
+    with Bench(tmp_path) as bench:
+        other = load_draft(
+            write_draft(tmp_path / "other", merged(Z_LAB, vocab_size=95)), torch.float32
+        )
+        with pytest.raises(DraftMismatch, match=r"embed is \(96, 32\).*\(95, 32\)"):
+            Engine(other, bench.guest, vocab_size=95, slots=1, context_window=16, max_ingest=8)
+
+
+def test_the_shipped_draft_loads():
+    folder = Path(__file__).parents[2] / "draft_daemon" / "checkpoints" / "smollm2-135m-dflash"
+    draft = load_draft(folder, torch.float32)
+    assert draft.weight_bytes == 24_561_408
+    assert draft.config.num_target_layers == 30
