@@ -174,7 +174,11 @@ def _merges_from_scores(
 def _add_special(
     tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens: Sequence[str], *, byte_level: bool
 ) -> None:
-    """Control tokens become special ones, user-defined tokens plain added ones."""
+    """Control tokens, and those with a role, become special; user-defined ones plain added ones."""
+    roles = (special_token(metadata, name) for name in ("bos", "eos", "unknown", "padding"))
+    tokenizer.add_special_tokens(
+        [AddedToken(text, normalized=False, special=True) for text in roles if text is not None]
+    )
     kinds = metadata.get("tokenizer.ggml.token_type")
     if not isinstance(kinds, list):
         return
