@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.choice import choose
+from protocol.choice import best_ids, choose
 from protocol.messages import Sampling
 
 HISTORY = torch.tensor([1, 2, 3])
@@ -30,3 +30,13 @@ def test_rows_chosen_together_equal_rows_chosen_alone(split):
     tail = choose(logits[split:], 3 + split, Sampling(), torch.cat((HISTORY, head)))
     assert torch.equal(whole, torch.cat((head, tail)))
     assert whole.dtype == torch.int64
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("special", [float("inf"), float("-inf"), float("nan"), 0.0])
+def test_the_fast_path_chooses_as_torch_does(dtype, special):
+    logits = torch.randint(-3, 3, (20, 70), generator=torch.Generator().manual_seed(1)).to(dtype)
+    logits[::2, 11::9] = special
+    strided = logits.t().contiguous().t()
+    assert torch.equal(best_ids(logits), torch.argmax(logits, dim=-1))
+    assert torch.equal(best_ids(strided), torch.argmax(logits, dim=-1))
