@@ -1,0 +1,227 @@
+"""Drives one pure session over the model pair through any order of events."""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+import msgspec
+from support.model_pair import VOCAB, ModelDraft, ModelTarget, model_text
+
+from launch.events import (
+    CancelRequested,
+    DeadlineExpired,
+    DraftDown,
+    DraftFacts,
+    DraftUp,
+    Emit,
+    Fail,
+    Finish,
+    Reply,
+    Send,
+    Start,
+    TargetDown,
+    TargetFacts,
+)
+from launch.inprocess import VERBS
+from launch.session import Session
+from launch.token_ids import pack_ids, unpack_ids
+from protocol.errors import DaemonDied, DaemonError
+from protocol.messages import CloseItem, ItemFailed, Piece, ProposedItem, Submit
+
+SEQUENCE = 7
+TARGET_LIFE = 3
+
+
+@dataclass
+class Setting:
+    prompt: list[int]
+    max_tokens: int
+    block_size: int = 5
+    draft: bool = True
+    chunk: int = 24
+    context: int = 32
+    luck: int = 3
+    max_positions: int = 200
+    eos: int = 0  # -1: the text never stops
+
+    @property
+    def facts(self) -> TargetFacts:
+        capacity = ModelTarget.capacity
+        return TargetFacts(TARGET_LIFE, VOCAB, self.max_positions, self.chunk, capacity, 16)
+
+    @property
+    def text(self) -> tuple[list[int], str]:
+        limit = min(self.max_tokens, self.max_positions - len(self.prompt))
+        return model_text(self.prompt, limit, self.eos)
+
+
+@dataclass
+class World:
+    """One session, what it has asked of whom, and what it has said to its client."""
+
+    setting: Setting
+    session: Session = field(init=False)
+    target: ModelTarget = field(default_factory=ModelTarget)
+    draft: ModelDraft = field(init=False)
+    draft_life: int = 10
+    draft_lives: bool = True
+    asked: dict[str, deque] = field(default_factory=lambda: {"target": deque(), "draft": deque()})
+    held: list[Reply] = field(default_factory=list)
+    said: list[Reply] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    ends: list[Finish | Fail] = field(default_factory=list)
+    target_faults: int = 0
+
+    def __post_init__(self):
+        setting = self.setting
+        self.target.eos = setting.eos
+        self.draft = ModelDraft(self.target, setting.context, setting.luck)
+        self.draft_lives = setting.draft
+        submit = Submit(request=1, prompt=pack_ids(setting.prompt), max_tokens=setting.max_tokens)
+        self.session = Session(
+            submit,
+            SEQUENCE,
+            setting.facts,
+            self.draft_facts if setting.draft else None,
+            no_draft="none was given",
+        )
+
+    @property
+    def draft_facts(self) -> DraftFacts:
+        return DraftFacts(self.draft_life, self.setting.block_size, self.setting.context)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for piece in self.pieces for token in unpack_ids(piece.tokens)]
+
+    def feed(self, event) -> None:
+        """Perform the commands of one event, checking what must hold of every emission."""
+        for command in self.session.handle(event):
+            assert not self.ends, f"{command} after the end"
+            match command:
+                case Send(role, item):
+                    assert role == "target" or self.draft_lives
+                    self.asked[role].append(item)
+                case Emit(Piece() as piece):
+                    assert piece.position == len(self.setting.prompt) + len(self.tokens)
+                    self.pieces.append(piece)
+                case Emit():
+                    pass
+                case Finish() | Fail():
+                    self.ends.append(command)
+
+    def start(self) -> "World":
+        self.feed(Start())
+        return self
+
+    # --- one action each ---------------------------------------------------------------------
+
+    def answer(self, role: str, change=lambda answer: answer) -> None:
+        reply = self._compute(role)
+        if reply is not None:
+            self.said.append(reply)
+            self.feed(replace(reply, item=change(reply.item)))
+
+    def hold(self, role: str) -> None:
+        """The daemon answers, but the answer is late."""
+        reply = self._compute(role)
+        if reply is not None:
+            self.held.append(reply)
+
+    def release(self) -> None:
+        if self.held:
+            reply = self.held.pop(0)
+            self.said.append(reply)
+            self.feed(reply)
+
+    def lose(self, role: str) -> None:
+        """The daemon computes, and the answer never comes."""
+        self._compute(role)
+
+    def repeat(self) -> None:
+        for reply in self.said[-2:]:
+            self.feed(reply)
+
+    def foreign(self) -> None:
+        """Answers of another life, sequence and round."""
+        for reply in self.said[-1:]:
+            self.feed(replace(reply, target_life=TARGET_LIFE - 1))
+            self.feed(replace(reply, item=msgspec.structs.replace(reply.item, sequence=1)))
+            for number in (reply.item.round - 1, reply.item.round + 1000):
+                item = msgspec.structs.replace(reply.item, round=max(0, number))
+                self.feed(replace(reply, item=item, draft_life=self.draft_life - 1))
+
+    def nonsense(self) -> None:
+        """The draft proposes too few, or ids that no target has."""
+
+        def spoil(answer):
+            if not isinstance(answer, ProposedItem):
+                return answer
+            wrong = (b"", pack_ids([VOCAB]) * (len(answer.tokens) // 4))
+            tokens = wrong[len(self.said) % 2]
+            return msgspec.structs.replace(answer, tokens=tokens)
+
+        self.answer("draft", spoil)
+
+    def refuse(self, role: str) -> None:
+        """The daemon refuses one request without computing; closing is never refused."""
+        if self.asked[role] and isinstance(self.asked[role][0], CloseItem):
+            self.answer(role)
+        elif self.asked[role]:
+            item = self.asked[role].popleft()
+            self.target_faults += role == "target"
+            self.feed(self._reply(role, _failed(item, "internal", "refused in this test")))
+
+    def deadline(self, role: str) -> None:
+        number = self.session._asked._asked[role].round if role in self.session._asked else 0
+        self.target_faults += role == "target"
+        self.feed(DeadlineExpired(role, number))
+
+    def kill_draft(self) -> None:
+        self.draft_lives = False
+        self.asked["draft"].clear()
+        self.feed(DraftDown("it was killed"))
+
+    def start_draft(self) -> None:
+        if self.draft_lives:
+            self.kill_draft()
+        self.draft_life += 1
+        self.draft = ModelDraft(self.target, self.setting.context, self.setting.luck)
+        self.draft_lives = True
+        self.feed(DraftUp(self.draft_facts))
+
+    def kill_target(self) -> None:
+        self.target_faults += 1
+        self.asked["target"].clear()
+        self.feed(TargetDown(DaemonDied("it was killed")))
+
+    def cancel(self) -> None:
+        self.feed(CancelRequested())
+
+    def drain(self) -> None:
+        """Answer everything; what was lost meets its deadline."""
+        for _ in range(2000):
+            if self.ends:
+                return
+            for role in ("target", "draft"):
+                if self.asked[role]:
+                    self.answer(role)
+                elif role in self.session._asked:
+                    self.deadline(role)
+        raise AssertionError("the session does not end")
+
+    def _compute(self, role: str) -> Reply | None:
+        if not self.asked[role]:
+            return None
+        item = self.asked[role].popleft()
+        engine = self.target if role == "target" else self.draft
+        try:
+            return self._reply(role, getattr(engine, VERBS[type(item)])(item))
+        except DaemonError as error:
+            return self._reply(role, _failed(item, error.code, str(error)))
+
+    def _reply(self, role: str, item) -> Reply:
+        return Reply(role, TARGET_LIFE, self.draft_life, item)
+
+
+def _failed(item, code: str, detail: str) -> ItemFailed:
+    return ItemFailed(sequence=item.sequence, round=item.round, code=code, detail=detail)

@@ -1,0 +1,381 @@
+"""One request, event by event."""
+
+import msgspec
+import pytest
+from support.model_pair import VOCAB
+from support.session_world import SEQUENCE, Setting, World
+
+from launch.events import CancelRequested, DeadlineExpired, Emit, Fail, Finish, Reply, Send, Start
+from launch.token_ids import pack_ids
+from protocol.errors import DaemonDied, DeadlineExceeded, InternalError, ProtocolError
+from protocol.messages import (
+    CloseItem,
+    IngestItem,
+    OpenItem,
+    Piece,
+    PrefillItem,
+    Progress,
+    ProposeItem,
+    VerifyItem,
+)
+
+PROMPT = list(range(1, 21))
+
+
+def world(**changes):
+    fields = {"prompt": PROMPT, "max_tokens": 30, "eos": -1} | changes
+    return World(Setting(**fields)).start()
+
+
+def answered(steps, **changes):
+    """A world in which `steps` requests were answered, the target's before the draft's."""
+    made = world(**changes)
+    for _ in range(steps):
+        for role in ("target", "draft"):
+            made.answer(role)
+    return made
+
+
+def until(role, kind, **changes):
+    """A world in which `role` has been asked for `kind` and has not answered."""
+    made = world(**changes)
+    while True:
+        for name in ("draft", "target"):
+            first = made.asked[name][0] if made.asked[name] else None
+            if name == role and isinstance(first, kind):
+                return made
+            made.answer(name)
+
+
+def names(calls):
+    return [type(call).__name__.removesuffix("Item") for call in calls]
+
+
+def test_the_order_is_open_prefill_in_fixed_chunks_then_propose_and_verify():
+    made = world(chunk=8)
+    made.drain()
+    assert names(made.target.calls)[:4] == ["Open", "Prefill", "Prefill", "Prefill"]
+    chunks = [call for call in made.target.calls if isinstance(call, PrefillItem)]
+    assert [(call.start, call.last) for call in chunks] == [(0, False), (8, False), (16, True)]
+    assert set(names(made.target.calls)[4:-1]) == {"Verify"}
+    assert names(made.draft.calls)[:3] == ["Open", "Ingest", "Propose"]
+    assert names(made.target.calls)[-1] == names(made.draft.calls)[-1] == "Close"
+
+
+def test_the_draft_takes_the_slot_that_the_target_assigned():
+    made = world()
+    made.target.slots[99] = 0  # a sequence that is there already
+    made.drain()
+    opened = [call for call in made.draft.calls if isinstance(call, OpenItem)]
+    assert [call.slot for call in opened] == [1]
+
+
+def test_a_prompt_that_fits_the_ring_costs_no_ingest_before_the_first_token():
+    made = world()
+    made.drain()
+    assert not [call for call in made.draft.calls if isinstance(call, IngestItem)]
+    assert made.draft.gaps == 0
+
+
+def test_a_long_prompt_is_taken_in_before_its_rows_are_overwritten():
+    made = world(prompt=[1 + i % 50 for i in range(150)], context=150)
+    made.drain()
+    assert [call for call in made.draft.calls if isinstance(call, IngestItem)]
+    assert made.draft.gaps == 0
+    assert made.tokens == made.setting.text[0]
+
+
+def test_rows_older_than_the_drafts_context_are_not_taken_in():
+    made = world(prompt=[1 + i % 50 for i in range(150)], context=16, chunk=16)
+    made.drain()
+    assert not [call for call in made.draft.calls if isinstance(call, IngestItem)]
+    assert made.draft.gaps == 0
+
+
+def test_a_block_is_never_wider_than_the_tokens_still_wanted():
+    made = world(max_tokens=4, block_size=9, luck=1000)
+    made.drain()
+    verified = [call for call in made.target.calls if isinstance(call, VerifyItem)]
+    assert all(len(call.tokens) // 4 <= call.budget for call in verified)
+    assert len(made.tokens) == 4
+
+
+def test_every_verify_states_the_committed_position():
+    made = world()
+    made.drain()
+    bases = [call.base_pos for call in made.target.calls if isinstance(call, VerifyItem)]
+    assert bases == [piece.position - 1 for piece in made.pieces[1:]]
+
+
+@pytest.mark.parametrize(("max_tokens", "reason"), [(1, "length"), (30, "stop")])
+def test_a_request_may_end_with_its_first_token(max_tokens, reason):
+    prompt = PROMPT
+    if reason == "stop":
+        prompt = next([n] for n in range(1, 61) if Setting([n], 1).text[1] == "stop")
+    made = world(prompt=prompt, max_tokens=max_tokens, eos=0)
+    made.drain()
+    assert made.ends == [Finish(reason)]
+    assert not [call for call in made.target.calls if isinstance(call, VerifyItem)]
+
+
+def test_the_end_of_the_context_is_an_end_by_length():
+    made = world(max_positions=24, max_tokens=1000)
+    made.drain()
+    assert (made.ends, len(made.tokens)) == ([Finish("length")], 4)
+
+
+def test_without_a_draft_every_round_is_one_row_wide_and_says_why():
+    made = world(draft=False)
+    made.drain()
+    assert {piece.width for piece in made.pieces[1:]} == {1}
+    assert made.session.mode == ("autoregressive", "none was given")
+
+
+def test_progress_counts_prompt_positions():
+    made = World(Setting(PROMPT, 3, chunk=8))
+    marks = []
+    commands = made.session.handle(Start())
+    while commands:
+        event = None
+        for command in commands:
+            if isinstance(command, Emit) and isinstance(command.message, Progress):
+                marks.append((command.message.done, command.message.total))
+            if isinstance(command, Send):
+                made.asked[command.role].append(command.item)
+        role = next((role for role in ("target", "draft") if made.asked[role]), None)
+        event = made._compute(role) if role else None
+        commands = made.session.handle(event) if event else ()
+    assert marks == [(8, 20), (16, 20), (20, 20)]
+
+
+def test_a_draft_that_dies_in_a_round_leaves_the_request_alive_and_its_reason():
+    made = answered(6)
+    assert made.pieces
+    made.kill_draft()
+    made.drain()
+    assert made.tokens == made.setting.text[0]
+    assert made.session.mode == ("autoregressive", "it was killed")
+
+
+def test_a_draft_that_comes_up_in_the_middle_joins():
+    made = answered(8, draft=False, max_tokens=40)
+    emitted = len(made.tokens)
+    made.start_draft()
+    made.drain()
+    assert made.session.tally.num_drafts > 0
+    assert made.session.mode == ("speculative", f"draft joined after {emitted} tokens")
+
+
+def test_a_draft_that_joins_behind_many_rows_takes_them_in_first():
+    made = answered(14, draft=False, prompt=[1 + i % 50 for i in range(40)], chunk=8)
+    made.start_draft()
+    made.drain()
+    assert names(made.draft.calls)[:3] == ["Open", "Ingest", "Propose"]
+
+
+def test_an_older_or_the_same_draft_life_does_not_join():
+    made = answered(6)
+    made.nonsense()
+    life = made.draft_life
+    made.draft_life = life - 1
+    made.start_draft()  # the same life again
+    made.drain()
+    assert made.session.mode[0] == "autoregressive"
+
+
+def test_a_draft_that_answers_nonsense_is_closed_and_not_asked_again():
+    made = until("draft", ProposeItem)
+    made.nonsense()
+    made.drain()
+    assert names(made.draft.calls)[-1] == "Close"
+    assert made.tokens == made.setting.text[0]
+    assert "nonsense" in made.session.mode[1]
+
+
+def test_an_ingest_that_ends_elsewhere_is_nonsense():
+    made = until("draft", IngestItem, prompt=[1 + i % 50 for i in range(150)], context=150)
+    made.answer("draft", lambda item: msgspec.structs.replace(item, stop=item.stop - 1))
+    made.drain()
+    assert made.session.mode[0] == "autoregressive"
+    assert made.tokens == made.setting.text[0]
+
+
+def test_a_draft_that_refuses_is_named_in_the_reason():
+    made = world()
+    made.answer("target")
+    made.refuse("draft")
+    made.drain()
+    assert made.session.mode == ("autoregressive", "the draft refused: refused in this test")
+
+
+def test_a_late_draft_costs_one_deadline_and_its_answer_is_dropped():
+    made = until("draft", ProposeItem)
+    made.hold("draft")
+    made.deadline("draft")
+    made.release()
+    made.drain()
+    assert made.tokens == made.setting.text[0]
+    assert made.session.num_stale_replies == 1
+    assert made.session.mode[1] == "the draft did not answer Propose in time"
+
+
+def test_a_deadline_of_an_answered_request_changes_nothing():
+    made = until("draft", ProposeItem)
+    number = made.asked["draft"][0].round
+    made.answer("draft")
+    made.feed(DeadlineExpired("draft", number))
+    made.drain()
+    assert made.session.mode[0] == "speculative"
+
+
+@pytest.mark.parametrize("steps", range(12))
+def test_cancelling_closes_both_sides_wherever_it_comes(steps):
+    made = answered(steps, max_tokens=200)
+    made.cancel()
+    for role in ("target", "draft"):
+        kinds = {type(item) for item in made.asked[role]}
+        assert CloseItem in kinds or made.ends or role == "draft"
+    made.drain()
+    assert made.ends == [Finish("cancelled")]
+    assert made.target.tokens == {}
+    assert made.draft.taken == {}
+
+
+def test_a_request_that_never_began_is_cancelled_at_once():
+    made = World(Setting(PROMPT, 5))
+    made.cancel()
+    assert made.ends == [Finish("cancelled")]
+
+
+def test_the_computation_under_way_at_a_cancel_is_dropped_and_counted():
+    made = until("draft", ProposeItem)
+    made.cancel()
+    emitted = list(made.tokens)
+    made.drain()
+    assert made.tokens == emitted
+    assert made.session.num_stale_replies == 1
+
+
+@pytest.mark.parametrize(
+    ("happens", "error"),
+    [
+        (World.kill_target, DaemonDied),
+        (lambda made: made.deadline("target"), DeadlineExceeded),
+        (lambda made: made.refuse("target"), InternalError),
+    ],
+)
+def test_losing_the_target_fails_the_request_with_its_own_error(happens, error):
+    made = until("target", VerifyItem)
+    happens(made)
+    made.drain()
+    (end,) = made.ends
+    assert isinstance(end, Fail)
+    assert type(end.error) is error
+    assert made.draft.taken == {}
+
+
+DEFECTS = {
+    "committed": lambda item: {"committed": item.committed + 1},
+    "too many": lambda item: {"accepted": item.accepted + 1},
+    "torn": lambda item: {"tokens": item.tokens + b"\x01"},
+    "not the target's": lambda item: {"chosen": pack_ids([VOCAB - 1]) + item.chosen[4:]},
+    "vocabulary": lambda item: {
+        "tokens": item.tokens[:-4] + pack_ids([VOCAB]),
+        "chosen": item.tokens[:-4] + pack_ids([VOCAB]),
+    },
+    "ended early": lambda item: {"finish": "length"},
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_verdict_that_cannot_be_true_fails_the_request_and_emits_nothing(defect):
+    made = until("target", VerifyItem)
+    emitted = list(made.tokens)
+    changes = DEFECTS[defect]
+    made.answer("target", lambda item: msgspec.structs.replace(item, **changes(item)))
+    made.drain()
+    assert made.tokens == emitted
+    (end,) = made.ends
+    assert isinstance(end, Fail)
+    assert type(end.error) is ProtocolError
+
+
+def test_a_verdict_that_keeps_other_drafts_than_the_blocks_fails_the_request():
+    made = until("target", VerifyItem, luck=1000)
+
+    def swap(item):
+        first = pack_ids([1]) if item.tokens[:4] != pack_ids([1]) else pack_ids([2])
+        tokens = first + item.tokens[4:]
+        return msgspec.structs.replace(item, tokens=tokens, chosen=tokens)
+
+    made.answer("target", swap)
+    made.drain()
+    assert isinstance(made.ends[0], Fail)
+    assert "drafts" in str(made.ends[0].error)
+
+
+def test_a_target_that_answered_for_its_first_row_alone_is_believed():
+    made = until("target", VerifyItem, luck=1000)
+    item = made.asked["target"].popleft()
+    narrow = msgspec.structs.replace(item, tokens=item.tokens[:4])
+    made.feed(Reply("target", 3, made.draft_life, made.target.verify(narrow)))
+    made.drain()
+    assert made.tokens == made.setting.text[0]
+
+
+PREFILL_DEFECTS = {
+    "committed": lambda item: {"committed": item.committed + 1},
+    "early": lambda item: {"token": 5},
+    "vocabulary": lambda item: {"token": VOCAB},
+}
+
+
+@pytest.mark.parametrize("defect", PREFILL_DEFECTS)
+def test_a_prefill_answer_that_cannot_be_true_fails_the_request(defect):
+    made = world(chunk=8 if defect != "vocabulary" else 16)
+    made.answer("target")
+    if defect == "vocabulary":
+        made.answer("target")
+    changes = PREFILL_DEFECTS[defect]
+    made.answer("target", lambda item: msgspec.structs.replace(item, **changes(item)))
+    made.drain()
+    assert isinstance(made.ends[0], Fail)
+    assert made.tokens == []
+
+
+def test_every_piece_carries_its_rounds_trace():
+    made = world()
+    made.drain()
+    first, *rounds = made.pieces
+    assert (first.width, first.proposed, first.chosen) == (0, b"", b"")
+    for piece in rounds:
+        assert len(piece.chosen) == 4 * piece.width
+        assert len(piece.proposed) == 4 * (piece.width - 1)
+        assert piece.chosen.startswith(piece.tokens)
+        assert piece.verify_seconds == 0.25
+        assert piece.draft_seconds == (0.0625 if piece.width > 1 else 0.0)
+
+
+def test_starting_twice_asks_once():
+    made = world()
+    assert made.session.handle(Start()) == ()
+
+
+def test_a_reply_for_another_sequence_is_dropped_and_counted():
+    made = world()
+    item = made._compute("target").item
+    other = msgspec.structs.replace(item, sequence=SEQUENCE + 1)
+    assert made.session.handle(Reply("target", 3, 10, other)) == ()
+    assert made.session.num_stale_replies == 1
+
+
+def test_cancelling_twice_closes_once():
+    made = answered(3)
+    made.cancel()
+    assert made.session.handle(CancelRequested()) == ()
+
+
+def test_pieces_are_what_the_client_gets():
+    made = world()
+    made.drain()
+    assert all(isinstance(piece, Piece) and piece.request == 1 for piece in made.pieces)
