@@ -1,0 +1,122 @@
+"""The seed's function over the model pair: the target's own text, and honest figures."""
+
+import pytest
+from support.model_pair import VOCAB, ModelDraft, ModelTarget, model_text
+
+from launch.events import TargetFacts
+from launch.inprocess import run_spec_decode
+from launch.token_ids import unpack_ids
+from protocol.errors import InternalError, PromptTooLong, UsageError
+
+FACTS = TargetFacts(1, VOCAB, 200, 16, ModelTarget.capacity, 16)
+PROMPT = list(range(1, 30))
+
+
+def text_after(prompt, n_gen):
+    return model_text(prompt, n_gen, -1)[0]
+
+
+def decode(prompt=PROMPT, n_gen=40, *, drafted=True, luck=3, target=None, **options):
+    target = target or ModelTarget(eos=-1)
+    draft = ModelDraft(target, luck=luck) if drafted else None
+    settings = {"facts": FACTS, "block_size": 6, "draft_context": 32} | options
+    return run_spec_decode(target, draft, prompt, n_gen, **settings)
+
+
+@pytest.mark.parametrize("drafted", [True, False])
+def test_the_text_is_the_targets_own_with_and_without_a_draft(drafted):
+    result = decode(drafted=drafted)
+    assert list(result.token_ids) == text_after(PROMPT, 40)
+    assert result.finish_reason == "length"
+    assert result.statistics.mode == ("speculative" if drafted else "autoregressive")
+
+
+def test_the_figures_add_up():
+    pieces = []
+    figures = decode(on_piece=pieces.append).statistics
+    rounds = pieces[1:]
+    drafted = [piece for piece in rounds if piece.proposed]
+    accepted = [len(unpack_ids(piece.tokens)) - 1 for piece in drafted]
+    assert (figures.prompt_tokens, figures.completion_tokens) == (len(PROMPT), 40)
+    assert figures.num_rounds == len(rounds)
+    assert figures.num_drafts == len(drafted) == sum(figures.acceptance_histogram)
+    assert figures.num_accepted_tokens == sum(accepted) == sum(figures.num_accepted_tokens_per_pos)
+    assert figures.num_draft_tokens == sum(figures.num_proposed_tokens_per_pos)
+    assert list(figures.acceptance_histogram) == [accepted.count(n) for n in range(6)]
+    assert figures.completion_tokens == 1 + figures.num_rounds + figures.num_accepted_tokens
+    assert figures.verify_seconds == 0.25 * len(rounds)
+    assert figures.draft_seconds == 0.0625 * len(drafted)
+    assert figures.prefill_seconds == 2 * 0.5
+    assert figures.overhead_seconds == 0.0  # the model's seconds are longer than the wall's
+
+
+def test_hints_override_the_draft_are_verified_and_are_counted_apart():
+    right = text_after(PROMPT, 40)
+    hints = {index: right[index] for index in range(40)}
+    hints[7] = right[7] % (VOCAB - 1) + 1  # one of them is wrong
+    result = decode(luck=1, hint_tokens=hints)
+    figures = result.statistics
+    assert list(result.token_ids) == right
+    assert result.num_accepted_hint_tokens == result.num_hint_tokens - 9  # the wrong one and behind
+    assert figures.num_draft_tokens == figures.num_accepted_tokens == 0
+
+
+def test_hints_alone_make_blocks_without_a_draft():
+    right = text_after(PROMPT, 40)
+    result = decode(drafted=False, hint_tokens=dict(enumerate(right)))
+    assert list(result.token_ids) == right
+    assert result.statistics.num_rounds == 3  # of at most 16 rows
+    assert result.num_accepted_hint_tokens == 36
+
+
+def test_a_hole_in_the_hints_is_filled_by_the_draft():
+    right = text_after(PROMPT, 40)
+    pieces = []
+    decode(n_gen=7, luck=10**9, hint_tokens={1: right[1], 3: right[3]}, on_piece=pieces.append)
+    assert [piece.width for piece in pieces] == [0, 6]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "n_gen", "options", "error"),
+    [
+        ([], 5, {}, UsageError),
+        (PROMPT, 0, {}, UsageError),
+        ([1] * 200, 5, {}, PromptTooLong),
+        (PROMPT, 5, {"hint_tokens": {0: VOCAB}}, UsageError),
+        (PROMPT, 5, {"hint_tokens": {-1: 1}}, UsageError),
+    ],
+)
+def test_what_cannot_run_is_refused_with_a_typed_error(prompt, n_gen, options, error):
+    target = ModelTarget()
+    with pytest.raises(error):
+        decode(prompt, n_gen, target=target, **options)
+    assert target.calls == []
+
+
+def test_the_longest_prompt_leaves_room_for_one_token():
+    result = decode([1] * 199, 5)
+    assert (len(result.token_ids), result.finish_reason) == (1, "length")
+
+
+def test_an_error_of_the_target_is_raised_and_the_sequence_closed():
+    class Failing(ModelTarget):
+        def verify(self, item):
+            raise InternalError("this forward fails")
+
+    target = Failing(eos=-1)
+    with pytest.raises(InternalError, match="this forward fails"):
+        decode(target=target)
+    assert target.tokens == {}
+
+
+def test_a_draft_that_fails_is_left_out_and_named():
+    class Failing(ModelDraft):
+        def propose(self, item):
+            raise InternalError("this draft fails")
+
+    target = ModelTarget(eos=-1)
+    result = run_spec_decode(
+        target, Failing(target), PROMPT, 20, facts=FACTS, block_size=6, draft_context=32
+    )
+    assert list(result.token_ids) == text_after(PROMPT, 20)
+    assert result.statistics.mode_reason == "the draft refused: this draft fails"
