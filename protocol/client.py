@@ -6,6 +6,7 @@ loop's: it passes the nearest one as the timeout of `Poller.poll`.
 
 import math
 import os
+import time
 from collections import deque
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
@@ -33,8 +34,9 @@ Reply = TypeVar("Reply", bound=LinkMessage)
 class Link(Generic[Reply]):
     """A DEALER to one daemon; made by `Poller.connect`, ended by `close`.
 
-    The daemon need not have bound yet. What is sent before it has waits here, not in ZeroMQ, so
-    that nothing of this link can reach a later daemon at the same address once it is closed.
+    The daemon need not have bound yet. What is sent before it has waits here, until `Poller.poll`
+    finds the daemon, and not in ZeroMQ: once this link is closed, nothing of it can reach a later
+    daemon at the same address.
     """
 
     def __init__(
@@ -170,6 +172,10 @@ class Poller:
         """
         milliseconds = None if timeout is None else max(0, math.ceil(timeout * 1000))
         ready: list[Link[LinkMessage] | int] = []
+        if not self._poller.sockets:  # pyzmq would return at once
+            if timeout is None:
+                raise InternalError("a wait for nothing, for ever")
+            time.sleep(max(0.0, timeout))
         for source, events in self._poller.poll(milliseconds):
             if isinstance(source, int):
                 ready.append(source)

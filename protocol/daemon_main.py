@@ -5,6 +5,7 @@ standard input and the status lines read from standard output; whatever else the
 libraries print goes to standard error, which is the log.
 """
 
+import functools
 import logging
 import os
 import sys
@@ -26,7 +27,7 @@ from protocol.config import (
 from protocol.errors import UsageError
 from protocol.lifeline import Ended, Lifeline
 from protocol.messages import LinkMessage
-from protocol.run_directory import member, remove_if_orphaned
+from protocol.run_directory import Member
 from protocol.server import Server, serve
 from protocol.state import (
     DRAFT_REQUESTS,
@@ -110,18 +111,17 @@ def _serve(
         raise UsageError(f"{type(config).__name__} is no daemon's config")
     _log_to_stderr(config.log_level)
     run_dir, (socket, requests) = Path(config.run_dir), served
-    grace = Deadlines().orphan
-
-    def last_act() -> None:
-        remove_if_orphaned(run_dir)
+    member = Member(run_dir)
 
     def progress(done: int, total: int) -> None:
         lifeline.check()
         status.write(Loading(done=done, total=total))
 
     with ExitStack() as stack:
-        lifeline = stack.enter_context(Lifeline(grace=grace, last_act=last_act))
-        stack.enter_context(member(run_dir))
+        last_act = functools.partial(member.leave, orphaned=True)
+        lifeline = stack.enter_context(Lifeline(grace=Deadlines().orphan, last_act=last_act))
+        stack.enter_context(member)
+        stack.callback(lambda: member.leave(orphaned=lifeline.parent_is_gone()))
         server = stack.enter_context(
             Server(run_dir / socket, requests, link=link, life=config.life)
         )

@@ -57,7 +57,7 @@ class Lifeline:
         for number in ENDING_SIGNALS:
             self._before[number] = signal.signal(number, self._told)
         _ask_for_parent_death_signal(signal.SIGTERM)
-        if _parent_is_gone(os.environ):
+        if _is_adopted(os.environ):
             self._reason = "the parent ended before this process was ready"
         self._guard = _Guard(self._stdin, self._grace, self._last_act)
         self._guard.start()
@@ -93,9 +93,13 @@ class Lifeline:
     def ended(self) -> bool:
         """Look, without waiting, whether a signal came or the parent is gone."""
         self._drain_wakeup()
-        if not self._reason and _at_end(self._stdin):
+        if not self._reason and self.parent_is_gone():
             self._reason = "the parent is gone"
         return bool(self._reason)
+
+    def parent_is_gone(self) -> bool:
+        """Whether the pipe has ended, whatever else has been told."""
+        return _at_end(self._stdin)
 
     def check(self) -> None:
         """Raise Ended when it is time; for long work outside the poll loop, such as loading."""
@@ -148,7 +152,7 @@ class _Guard(threading.Thread):
         os.close(self._stop_read)
 
 
-def _parent_is_gone(environment: Mapping[str, str]) -> bool:
+def _is_adopted(environment: Mapping[str, str]) -> bool:
     """Whether the parent died before the parent-death signal was asked for."""
     parent = environment.get(PARENT_VARIABLE, "")
     return parent.isdecimal() and os.getppid() != int(parent)

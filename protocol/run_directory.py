@@ -26,7 +26,7 @@ OWNER_LOCK: Final = "owner.lock"
 MEMBERS_LOCK: Final = "members.lock"
 RUNTIME_VARIABLE: Final = "DFLASH_RUNTIME"  # where run directories go; for tests and services
 _NAME_BYTES: Final = 4
-_SWEEP_SECONDS: Final = 1.0  # how long removing a dead owner's folder may take
+_ENDING_SECONDS: Final = 1.0  # how long a killed process, or removing a folder, may take
 _LONGEST_SOCKET: Final = max(TARGET_SOCKET, DRAFT_SOCKET, RING_SOCKET, key=len)
 
 
@@ -66,20 +66,59 @@ class RunDirectory:
         self._lock, self._path = -1, None
 
 
-@contextmanager
-def member(path: Path) -> Iterator[None]:
-    """A daemon's stay in the run directory; the last one out removes it if its owner is dead."""
-    try:
-        fd = os.open(path / MEMBERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise Unavailable(f"the run directory {path} is gone: {error.strerror}") from error
-    try:
-        if not _lock(fd, fcntl.LOCK_SH):
-            raise TemporaryFailure(f"the run directory {path} is being removed")
-        yield
-    finally:
+class Member:
+    """A daemon's stay in the run directory, inside a ``with``.
+
+    The last daemon out removes the directory if its owner is dead. `leave` does that early, for a
+    process that is about to be killed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = -1
+
+    def __enter__(self) -> Self:
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            self._lock = os.open(self._path / MEMBERS_LOCK, flags, 0o600)
+        except OSError as error:
+            reason = f"the run directory {self._path} is gone: {error.strerror}"
+            raise Unavailable(reason) from error
+        if not _lock(self._lock, fcntl.LOCK_SH):
+            os.close(self._lock)
+            raise TemporaryFailure(f"the run directory {self._path} is being removed")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.leave()
+
+    def leave(self, *, orphaned: bool = False) -> None:
+        """Give up the place; `orphaned` if the owner is known to be dead. Twice is harmless.
+
+        Without an owner it waits a moment for the rest: a process that was killed takes some time
+        to die, closes its files one by one, and can then not clean up.
+        """
+        fd, self._lock = self._lock, -1
+        if fd < 0:
+            return
         os.close(fd)
-        remove_if_orphaned(path)
+        deadline = time.monotonic() + _ENDING_SECONDS
+        while not remove_if_orphaned(self._path) and self._path.exists():
+            if not (orphaned or _owner_is_dead(self._path)):
+                return
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_ENDING_SECONDS / 100)
+
+
+def _owner_is_dead(path: Path) -> bool:
+    with _taken(path / OWNER_LOCK) as owner_is_dead:
+        return owner_is_dead
 
 
 def remove_if_orphaned(path: Path) -> bool:
@@ -105,7 +144,7 @@ def sweep_orphans() -> int:
 
 def _own(path: Path) -> int:
     """Take the owner's lock of `path`, making the folder if need be; returns the descriptor."""
-    deadline = time.monotonic() + _SWEEP_SECONDS
+    deadline = time.monotonic() + _ENDING_SECONDS
     while True:
         fd = _open_owner_lock(path)
         try:
@@ -117,7 +156,7 @@ def _own(path: Path) -> int:
             raise
         # A dead owner's lock is held only by someone who is just removing the folder.
         os.close(fd)
-        time.sleep(_SWEEP_SECONDS / 100)
+        time.sleep(_ENDING_SECONDS / 100)
 
 
 def _open_owner_lock(path: Path) -> int:

@@ -1,5 +1,6 @@
 import fcntl
 import os
+import signal
 import stat
 import sys
 import threading
@@ -16,8 +17,8 @@ from protocol.errors import ConfigError, PermissionRefused, TemporaryFailure, Un
 from protocol.run_directory import (
     MEMBERS_LOCK,
     OWNER_LOCK,
+    Member,
     RunDirectory,
-    member,
     remove_if_orphaned,
     sweep_orphans,
 )
@@ -78,7 +79,7 @@ def test_a_folder_whose_daemons_are_still_ending_is_a_temporary_failure(runtime_
     path = runtime_dir / "named"
     with another_owner(path):
         pass
-    with member(path), pytest.raises(TemporaryFailure, match="still ending"), RunDirectory(path):
+    with Member(path), pytest.raises(TemporaryFailure, match="still ending"), RunDirectory(path):
         pass
 
 
@@ -86,22 +87,33 @@ def test_the_last_daemon_out_removes_a_dead_owners_folder(runtime_dir):
     path = runtime_dir / "named"
     with another_owner(path):
         pass
-    with member(path):
-        with member(path):
+    with Member(path) as last:
+        with Member(path):
             pass
         assert path.exists()
-    assert not path.exists()
+        last.leave()
+        assert not path.exists()
+
+
+def test_a_daemon_that_knows_its_owner_dead_waits_for_the_lock_of_the_dying(runtime_dir):
+    path = runtime_dir / "named"
+    with another_owner(path) as pid, Member(path) as last:
+        dying = threading.Timer(0.05, os.kill, (pid, signal.SIGKILL))
+        dying.start()
+        last.leave(orphaned=True)
+        assert not path.exists()
+        dying.join()
 
 
 def test_the_last_daemon_out_leaves_a_live_owners_folder():
     with RunDirectory() as run:
-        with member(run.path):
+        with Member(run.path):
             pass
         assert run.path.exists()
 
 
 def test_a_daemon_whose_folder_is_gone_says_so(runtime_dir):
-    with pytest.raises(Unavailable, match="gone"), member(runtime_dir / "nothing"):
+    with pytest.raises(Unavailable, match="gone"), Member(runtime_dir / "nothing"):
         pass
 
 
@@ -109,7 +121,7 @@ def test_a_daemon_that_comes_while_the_folder_is_removed_says_so():
     with RunDirectory() as run:
         fd = os.open(run.path / MEMBERS_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
-        with pytest.raises(TemporaryFailure), member(run.path):
+        with pytest.raises(TemporaryFailure), Member(run.path):
             pass
         os.close(fd)
 
