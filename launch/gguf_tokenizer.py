@@ -97,13 +97,13 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], where: str) 
         else "".join(spelling[byte] for byte in token.encode()): index
         for index, token in enumerate(tokens)
     }
-    model = BPE(
-        vocab=vocabulary,
-        merges=_merges(metadata, where),
+    tokenizer = _bpe(
+        vocabulary,
+        _merges(metadata, where),
+        where,
         continuing_subword_prefix="",
         end_of_word_suffix="",
     )
-    tokenizer = Tokenizer(model)
     split = SPLITS[split_name]
     if split is None:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -125,7 +125,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str], where: st
         merges = _merges(metadata, where)
     else:
         merges = _merges_from_scores(metadata, vocabulary, tokens, where)
-    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, fuse_unk=True, byte_fallback=True))
+    tokenizer = _bpe(vocabulary, merges, where, fuse_unk=True, byte_fallback=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
         replacement="▁", prepend_scheme="first", split=False
     )
@@ -138,6 +138,15 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str], where: st
         ]
     )
     return tokenizer
+
+
+def _bpe(
+    vocabulary: dict[str, int], merges: list[tuple[str, str]], where: str, **options: Any
+) -> Tokenizer:
+    try:
+        return Tokenizer(BPE(vocab=vocabulary, merges=merges, **options))
+    except Exception as error:  # the library raises nothing more specific
+        raise CheckpointError(f"{where}: bad tokenizer: {str(error)[:200]}") from error
 
 
 def _merges(metadata: Mapping[str, Any], where: str) -> list[tuple[str, str]]:

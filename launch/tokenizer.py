@@ -53,9 +53,10 @@ class TextTokenizer:
         Special tokens that are spelled out in the text become those tokens, as in `transformers`.
         """
         try:
-            return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
+            text.encode()
         except UnicodeEncodeError as error:
             raise UsageError("the text is not valid Unicode (it holds lone surrogates)") from error
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens."""
