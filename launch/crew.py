@@ -6,6 +6,7 @@ is lost, a request was answered.
 
 import secrets
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -40,11 +41,24 @@ NO_DRAFT: Final = "no draft was asked for"
 _MAX_NONCE: Final = (1 << 63) - 1
 
 
+def installed(role: Role, config: Path) -> tuple[str, ...]:
+    """The command line of our own daemon."""
+    return daemon_command(MODULES[role], config)
+
+
 class Crew:
     """Constructing starts nothing; `start` spawns, and `stack` ends what was spawned."""
 
-    def __init__(self, plan: Plan, poller: Poller, timers: DeadlineHeap, owner: Owner) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        poller: Poller,
+        timers: DeadlineHeap,
+        owner: Owner,
+        command: Callable[[Role, Path], Sequence[str]],
+    ) -> None:
         self._plan = plan
+        self._command = command
         self._poller = poller
         self._timers = timers
         self._owner = owner
@@ -64,8 +78,8 @@ class Crew:
         for life, (role, config) in enumerate(configs.items(), start=1):
             path = run_dir / f"{role}.json"
             write_config(config, path)
-            command = daemon_command(MODULES[role], path)
-            peer = Peer(role, life, Child(command, deadlines=self._plan.deadlines))
+            child = Child(self._command(role, path), deadlines=self._plan.deadlines)
+            peer = Peer(role, life, child)
             self._peers[role] = peer
             stack.callback(peer.close)
             peer.start(self._poller, run_dir)

@@ -6,13 +6,13 @@ dead child are all just events.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from launch.crew import Crew
+from launch.crew import Crew, installed
 from launch.deadlines_heap import DeadlineHeap
 from launch.desk import Desk, Sink
 from launch.events import (
@@ -69,7 +69,13 @@ class Supervisor:
     it does not wait for loading: `wait_ready` does, and requests may be submitted before.
     """
 
-    def __init__(self, plan: Plan, *, on_loading: Callable[[Loading], None] | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        on_loading: Callable[[Loading], None] | None = None,
+        command: Callable[[Role, Path], Sequence[str]] = installed,
+    ) -> None:
         self._plan = plan
         self._tell_loading = on_loading
         self._stack = ExitStack()
@@ -77,7 +83,7 @@ class Supervisor:
         self._timers = DeadlineHeap()
         self._turns = Turns()
         self._desk = Desk(self._send, max_waiting=plan.max_waiting)
-        self._crew = Crew(plan, self._poller, self._timers, self)
+        self._crew = Crew(plan, self._poller, self._timers, self, command)
         self._watched: dict[int, Callable[[], None]] = {}
         self._seconds = {
             kind: float(getattr(plan.deadlines, kind.__name__.lower()))
