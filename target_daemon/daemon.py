@@ -13,6 +13,7 @@ from protocol.checkpoints.target_config import read_model_config
 from protocol.config import TargetConfig
 from protocol.cpu import resolve_dtype, usable_cores
 from protocol.daemon_main import Progress
+from protocol.errors import ConfigError
 from protocol.host_facts import gather
 from protocol.messages import (
     WIRE_VERSION,
@@ -35,6 +36,15 @@ from target_daemon.families.base import NativeTarget, load_target
 from target_daemon.memory_plan import available, plan
 
 DEVICE: Final = "cpu"
+
+# What the messages can carry, or a thread pool can be; the memory plan bounds the rest.
+BOUNDS: Final = {
+    "threads": (0, 1024),
+    "slots": (1, 4096),
+    "block_size": (1, 1024),
+    "max_positions": (0, (1 << 31) - 1),
+    "mask_token_id": (-1, (1 << 31) - 1),
+}
 
 
 class TargetDaemon:
@@ -124,6 +134,7 @@ def load_daemon(config: TargetConfig, progress: Progress) -> Iterator[TargetDaem
     ExactUnavailable or ConfigError.
     """
     started = perf_counter()
+    _check(config)
     torch.set_num_threads(config.threads or usable_cores())
     model = read_model_config(Path(config.model))
     plan(model, config, resolve_dtype(config.dtype)).check(available())
@@ -134,6 +145,13 @@ def load_daemon(config: TargetConfig, progress: Progress) -> Iterator[TargetDaem
         yield TargetDaemon(config, target, host, perf_counter() - started)
     finally:
         host.close()
+
+
+def _check(config: TargetConfig) -> None:
+    for name, (low, high) in BOUNDS.items():
+        value = getattr(config, name)
+        if not low <= value <= high:
+            raise ConfigError(f"`{name}` is {value}; {low} to {high} are possible")
 
 
 def _run_once(target: NativeTarget) -> None:

@@ -148,7 +148,7 @@ class Engine:
         self._target.reset(sequence.slot)
         return ClosedItem(sequence=item.sequence, round=item.round, committed=sequence.committed)
 
-    # --- checks: each raises before anything is changed ---------------------------------------
+    # The checks raise before anything is changed.
 
     def _check_chunk(self, sequence: Sequence, item: PrefillItem, count: int) -> None:
         chunk, most = self._limits.prefill_chunk, self._target.max_positions
@@ -201,8 +201,6 @@ class Engine:
         raise ProtocolError(
             f"token id {ids[index]} at position {start + index} is outside the vocabulary of {size}"
         )
-
-    # --- forwards ------------------------------------------------------------------------------
 
     def _run_chunk(self, sequence: Sequence, item: PrefillItem, ids: tuple[int, ...]) -> int:
         """Forward the chunk and return the chosen token, or -1 before the last chunk."""

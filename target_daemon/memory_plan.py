@@ -174,9 +174,6 @@ def _megabytes(size: int) -> str:
     return f"{size / MEGABYTE:,.1f} MB"
 
 
-# --- what there is -------------------------------------------------------------------------------
-
-
 def available(root: Path = Path("/")) -> Available:
     """The least of what the kernel has available and what every enclosing cgroup leaves.
 

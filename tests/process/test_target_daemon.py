@@ -111,9 +111,6 @@ def drafter_for(text, *, right):
     return draft
 
 
-# --- meeting -------------------------------------------------------------------------------------
-
-
 def test_the_hello_states_the_facts_and_the_load_reports_its_progress(daemon, link, reference):
     hello = link.hello
     assert (hello.nonce, hello.wire_version) == (NONCE, WIRE_VERSION)
@@ -164,9 +161,6 @@ def test_garbage_is_refused_and_the_daemon_serves_on(daemon, link, reference):
         context.destroy(linger=0)
     text, *_ = generate(link, PROMPT, 5, chunk=CHUNK, sequence=next(numbers))
     assert text == greedy(reference, PROMPT, 5)
-
-
-# --- requests ------------------------------------------------------------------------------------
 
 
 def test_the_text_equals_the_reference_loop_whatever_is_drafted(link, reference):
@@ -299,9 +293,6 @@ def test_the_feature_rows_of_a_sequence_can_be_read_through_the_ring(daemon, lin
         guest.close()
 
 
-# --- faults --------------------------------------------------------------------------------------
-
-
 def test_a_verify_without_memory_is_tried_at_width_1_and_the_text_stays(faulty, reference):
     text = greedy(reference, PROMPT, 12)
     drafter = drafter_for(text, right=None)
@@ -339,9 +330,6 @@ def test_a_defect_fails_one_request_without_showing_its_words(faulty):
     assert "KeyError" in faulty.log()
 
 
-# --- start and end -------------------------------------------------------------------------------
-
-
 def test_a_signal_ends_the_daemon_cleanly_with_a_request_open(model):
     with TargetProcess(model, **SETTINGS) as process:
         process.wait_until_started()
@@ -361,12 +349,12 @@ def test_a_daemon_that_still_loads_ends_with_its_parents_pipe(model):
 
 
 def test_what_does_not_fit_into_memory_is_refused_before_loading(model):
-    with TargetProcess(model, **{**SETTINGS, "slots": 1 << 30}) as process:
+    with TargetProcess(model, **{**SETTINGS, "ring_window": 1 << 30}) as process:
         failed = process.wait_until_started()
         assert isinstance(failed, LoadFailed)
         assert failed.code == "insufficient_memory"
         assert "keys and values" in failed.detail
-        assert "1,073,741,824 slots x 128 positions" in failed.detail
+        assert "2 slots x 1,073,741,830 rows x 64 wide x 4 bytes" in failed.detail
         assert process.process.wait(PATIENCE) == errors.InsufficientMemory.exit_code
         assert not any(isinstance(line, Loading) for line in process.status)
 
@@ -377,6 +365,12 @@ def test_a_broken_checkpoint_is_one_sentence_and_an_exit_code(model, tmp_path):
         failed = process.wait_until_started()
         assert failed.code == "checkpoint"
         assert process.process.wait(PATIENCE) == errors.CheckpointError.exit_code
+
+
+def test_a_setting_that_no_message_can_carry_is_refused_by_name(model):
+    with TargetProcess(model, **{**SETTINGS, "slots": 4097}) as process:
+        failed = process.wait_until_started()
+        assert (failed.code, failed.detail) == ("config", "`slots` is 4097; 1 to 4096 are possible")
 
 
 def test_facts_are_one_json_object():

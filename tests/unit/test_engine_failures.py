@@ -1,0 +1,101 @@
+"""Forwards that fail: undone, tried at width 1, and typed."""
+
+import pytest
+import torch
+from support.drive import generate, unpack
+from support.engines import CHUNK, PROMPT, WIDTH, block, chunk, engine_over, oracle, ready
+from support.reference_loop import greedy
+from support.toy_target import AttentionTarget, FailingTarget
+
+from protocol import errors
+from protocol.messages import CloseItem, OpenItem
+
+
+NO_MEMORY = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes")
+
+
+@pytest.mark.parametrize("error", [NO_MEMORY, MemoryError(), RuntimeError("shape mismatch")])
+@pytest.mark.parametrize("rollback", ["fast", "replay"])
+def test_a_failed_verify_is_undone_and_tried_at_width_1(error, rollback):
+    text = greedy(AttentionTarget(), PROMPT, 20)
+    target = FailingTarget()
+    target.failures = {4: error}  # three chunks of prompt, a good round, then this one
+    engine = engine_over(target, rollback=rollback)
+    got, rounds, _ = generate(
+        engine, PROMPT, 20, chunk=CHUNK, width=WIDTH, drafter=oracle(text, PROMPT, right=5)
+    )
+    assert got == text
+    assert rounds == [6, 1, 6, 6]
+    assert target.failures == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "sentence"),
+    [
+        (NO_MEMORY, errors.OutOfMemory, "no memory for a forward of 1 rows at position 10"),
+        (MemoryError(), errors.OutOfMemory, "no memory"),
+        (RuntimeError("0xdeadbeef"), errors.InternalError, "the daemon's log has the details"),
+    ],
+)
+def test_a_verify_that_fails_at_width_1_too_fails_alone_and_leaves_the_state(error, kind, sentence):
+    text = greedy(AttentionTarget(), PROMPT, 20)
+    target = FailingTarget()
+    engine, _, first = ready(target)
+    target.failures = {3: error, 4: error}
+    with pytest.raises(kind, match=sentence):
+        engine.verify(block([first, *text[1:4]]))
+    assert not torch.isnan(target.state(0, len(PROMPT))).any()
+    verdict = engine.verify(block([first, *text[1:4]]))
+    assert unpack(verdict.tokens) == text[1:5]
+
+
+def test_a_defect_undoes_the_round_and_is_not_hidden():
+    target = FailingTarget()
+    engine, _, first = ready(target)
+    target.failures = {3: KeyError("a defect")}
+    with pytest.raises(KeyError):
+        engine.verify(block([first, 1]))
+    assert not torch.isnan(target.keys).any()
+    assert unpack(engine.verify(block([first])).tokens) == greedy(AttentionTarget(), PROMPT, 2)[1:]
+
+
+def test_a_failed_chunk_is_undone_and_can_be_sent_again():
+    target = FailingTarget()
+    engine = engine_over(target)
+    engine.open(OpenItem(sequence=1))
+    engine.prefill(chunk(0, PROMPT[:4]))
+    target.failures = {1: NO_MEMORY}
+    with pytest.raises(errors.OutOfMemory):
+        engine.prefill(chunk(4, PROMPT[4:8]))
+    engine.prefill(chunk(4, PROMPT[4:8]))
+    token = engine.prefill(chunk(8, PROMPT[8:], last=True)).token
+    assert [token] == greedy(AttentionTarget(), PROMPT, 1)
+
+
+def test_a_sequence_whose_state_cannot_be_restored_never_computes_again():
+    target = FailingTarget()
+    engine, _, first = ready(target)
+    target.failures = {3: RuntimeError("x"), 4: RuntimeError("x")}
+    target.restore_fails = True
+    with pytest.raises(errors.InternalError):
+        engine.verify(block([first, 1, 2]))
+    assert len(target.forwards) == 4  # no second try on a state that is lost
+    target.restore_fails, target.failures = False, {}
+    with pytest.raises(errors.InternalError, match="lost its state"):
+        engine.verify(block([first]))
+    engine.close(CloseItem(sequence=1))
+    text, *_ = generate(engine, PROMPT, 5, chunk=CHUNK, sequence=2)
+    assert text == greedy(AttentionTarget(), PROMPT, 5)
+
+
+def test_a_target_without_logits_is_an_internal_error(monkeypatch):
+    engine, target, first = ready()
+    monkeypatch.setattr(target, "verify_batch", lambda *_: None)
+    with pytest.raises(errors.InternalError):
+        engine.verify(block([first]))
+
+
+def test_engine_seconds_are_positive_and_within_the_wall_time():
+    engine, _, first = ready()
+    verdict = engine.verify(block([first]))
+    assert 0 < verdict.seconds < 5
