@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -232,16 +233,12 @@ class Child:
         return self._exited
 
     def _signal(self, number: signal.Signals) -> None:
-        try:
+        with suppress(ProcessLookupError):  # reaped by somebody else; the pidfd will say so
             signal.pidfd_send_signal(self._pidfd, number)
-        except ProcessLookupError:  # it has just ended; the pidfd will say so
-            return
 
     def _kill_group(self) -> None:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self._started().pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
 
     def _started(self) -> "subprocess.Popen[bytes]":
         if self._process is None:

@@ -26,6 +26,7 @@ _PR_SET_PDEATHSIG: Final = 1
 class Ended(DaemonError):
     """The daemon was told to end while it was loading; no failure."""
 
+    code = "ended"
     exit_code = 0
 
 

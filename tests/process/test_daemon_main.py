@@ -14,10 +14,9 @@ from support.children import events_until
 from support.waiting import until
 
 from launch.process import Child, Exited
-from protocol import daemon_main, lifeline
+from protocol import daemon_main
 from protocol.config import Deadlines, TargetConfig, write_config
 from protocol.errors import UsageError
-from protocol.lifeline import Lifeline
 from protocol.run_directory import OWNER_LOCK, RunDirectory
 from protocol.status import LoadFailed, Loading, Ready
 
@@ -91,6 +90,21 @@ def test_what_libraries_print_is_log_and_not_status():
 def test_only_a_daemons_config_is_served():
     with pytest.raises(UsageError):
         daemon_main._serve("target", Deadlines(), ("x", ()), None, None)
+
+
+def test_a_parent_that_does_not_read_misses_lines_and_blocks_nobody(capfd):
+    reader, writer = os.pipe()
+    kept = os.dup(1)
+    os.dup2(writer, 1)
+    os.close(writer)
+    status = daemon_main._StatusStream()
+    try:
+        os.close(reader)
+        status.write(Ready())
+    finally:
+        status.close()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 @contextmanager
@@ -193,12 +207,13 @@ def test_the_parents_death_is_a_signal_even_while_the_pipe_is_held_open():
         until(lambda: not alive([pid]), what="the child's end")  # our end of its stdin is open
 
 
-def test_a_real_daemon_counts_in_the_coverage_also_when_started_isolated(tmp_path):
+def test_a_real_daemon_counts_in_the_coverage_also_when_started_isolated(tmp_path, monkeypatch):
     """The coverage gate means nothing if isolated children are not measured."""
     settings = tmp_path / "coveragerc"
     data = tmp_path / "data"
     settings.write_text(f"[run]\nparallel = true\nsource_pkgs = protocol\ndata_file = {data}/c\n")
     data.mkdir()
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)  # of a run that measures us
     environment = {"COVERAGE_PROCESS_START": str(settings)}
     with RunDirectory() as run:
         path = run.path / "target.json"
@@ -209,4 +224,3 @@ def test_a_real_daemon_counts_in_the_coverage_also_when_started_isolated(tmp_pat
             events_until(child, Ready)
     assert child.exited.code == 0
     assert list(data.glob("c.*"))
-    assert lifeline.Lifeline is Lifeline

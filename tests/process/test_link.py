@@ -20,6 +20,7 @@ from protocol.client import MAX_BATCH, MAX_OUTBOX, Poller
 from protocol.codec import encode
 from protocol.config import Deadlines, TargetConfig, write_config
 from protocol.errors import ConfigError, InternalError, Overloaded, ProtocolError
+from protocol.lifeline import Lifeline
 from protocol.messages import (
     WIRE_VERSION,
     Close,
@@ -34,7 +35,7 @@ from protocol.messages import (
     TargetHello,
 )
 from protocol.run_directory import RunDirectory
-from protocol.server import Server
+from protocol.server import Server, serve
 from protocol.state import DRAFT_REQUESTS, TARGET_REPLIES, TARGET_REQUESTS
 from protocol.status import Ready
 
@@ -346,6 +347,35 @@ def test_the_sockets_have_the_settings_of_the_design(path):
             assert end.getsockopt(zmq.SNDHWM) == end.getsockopt(zmq.RCVHWM) == 64
             assert end.getsockopt(zmq.MAXMSGSIZE) == 8 << 20
             assert end.getsockopt(zmq.HEARTBEAT_IVL) == 1000
+
+
+def test_the_loop_calls_what_belongs_to_a_descriptor_and_ends_when_told(path):
+    stdin, parent = os.pipe()
+    reader, writer = os.pipe()
+    called = []
+
+    def on_readable():
+        called.append(os.read(reader, 1))
+        if len(called) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    os.write(writer, b"ab")
+    with Lifeline(grace=30.0, stdin=stdin) as lifeline, target_server(path) as server:
+        os.write(parent, b"no end")  # wakes the loop, and means nothing
+        serve(server, lambda message: CLOSED, extra={reader: on_readable}, lifeline=lifeline)
+    assert called == [b"a", b"b"]
+    for fd in (stdin, parent, reader, writer):
+        os.close(fd)
+
+
+def test_a_peer_that_does_not_read_loses_replies_and_the_daemon_does_not_block(path):
+    with linked(path) as (poller, server, link):
+        link.send(HELLO)
+        peer = received(poller, server).peer
+        big = Failed(target_life=LIFE, code="internal", detail="x" * 16000)
+        for _ in range(2000):
+            server.reply(peer, big)
+        assert server.counts.undelivered > 0
 
 
 # --- with a daemon in a process of its own -----------------------------------------------------
