@@ -6,8 +6,8 @@ product over all layers' weights makes them once per row. Block rows are an ordi
 transformer with q/k norm whose attention mask comes from the view.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import torch
@@ -19,26 +19,50 @@ from draft_daemon.models.base import DraftNetwork
 from protocol.checkpoints.draft_facts import DraftCheckpointConfig, LayerRule
 from protocol.errors import UnsupportedModel
 from protocol.kernels.attention import attend
-from protocol.kernels.linear import Linear, pack
-from protocol.kernels.norm import rms_norm
-from protocol.kernels.rope import RopeTable, table
+from protocol.kernels.linear import Linear, fuse, pack
+from protocol.kernels.norm import RmsNorm, fold, pack_norm
+from protocol.kernels.rope import Turner, interleave, interleaves, table
 
 FIRST_POSITIONS: Final = 4096
 Get = Callable[[str], Tensor]
+Angles = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """RMSNorm of every head, with a weight of its own each: q_norm and k_norm in one pass."""
+
+    unit: RmsNorm  # the norm alone
+    weight: Tensor  # [heads, head_dim], with what `unit` left out
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` [..., heads, head_dim] -> the same shape, in new memory."""
+        return self.unit(x).mul_(self.weight)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's packed weights; `head_norm` holds q_norm per query head, k_norm per key head."""
+    """One layer's packed weights; norms whose weight could be folded are folded."""
 
     rule: LayerRule
-    input_norm: Tensor  # [hidden]
+    input_norm: RmsNorm
     qkv: Linear
-    head_norm: Tensor  # [heads + kv_heads, head_dim]
+    head_norm: HeadNorm  # of query heads, then of key heads
     output: Linear
-    post_norm: Tensor  # [hidden]
+    post_norm: RmsNorm
     gate_up: Linear
     down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """What makes context rows, and the last norm."""
+
+    fuse: Linear  # taps * hidden -> hidden
+    norm: RmsNorm
+    keys_values: Linear  # hidden -> layers * 2 * kv_heads * head_dim
+    key_norm: HeadNorm  # of [layers * kv_heads] heads
+    final_norm: RmsNorm
 
 
 class DFlash(DraftNetwork):
@@ -47,18 +71,16 @@ class DFlash(DraftNetwork):
     def __init__(
         self,
         config: DraftCheckpointConfig,
-        fuse: Linear,
-        context_kv: Linear,
-        norms: tuple[Tensor, Tensor, Tensor],
+        dtype: torch.dtype,
+        front: Front,
         layers: tuple[Layer, ...],
     ) -> None:
-        self.dtype = norms[0].dtype
+        self.dtype = dtype
         self._config = config
-        self._fuse = fuse  # taps * hidden -> hidden
-        self._context_kv = context_kv  # hidden -> layers * 2 * kv_heads * head_dim
-        self._context_norm, self._key_norms, self._final_norm = norms
+        self._front = front
         self._layers = layers
-        self._rope = self._table(FIRST_POSITIONS)
+        self._positions = 0
+        self._turner = self._table(FIRST_POSITIONS)
 
     @classmethod
     def shapes(cls, config: DraftCheckpointConfig) -> Mapping[str, tuple[int, ...]]:
@@ -92,119 +114,141 @@ class DFlash(DraftNetwork):
 
     @classmethod
     def build(cls, config: DraftCheckpointConfig, get: Get, dtype: torch.dtype) -> Self:
+        builder = _Builder(config, get, dtype)
         numbers = range(len(config.layers))
-        kv = [f"layers.{number}.self_attn.{name}_proj" for number in numbers for name in ("k", "v")]
-        keys = [get(f"layers.{number}.self_attn.k_norm.weight") for number in numbers]
-        return cls(
-            config,
-            pack(get("fc.weight"), dtype),
-            _joined(get, kv, dtype, bias=config.attention_bias),
-            (
-                get("hidden_norm.weight").to(dtype),
-                torch.stack(keys).to(dtype)[:, None, :],
-                get("norm.weight").to(dtype),
-            ),
-            tuple(_layer(config, get, number, dtype) for number in numbers),
-        )
+        return cls(config, dtype, builder.front(), tuple(map(builder.layer, numbers)))
 
     def project_context(self, features: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        config, rows = self._config, features.shape[0]
-        fused = self._fuse(features.to(self.dtype))
-        context = rms_norm(fused, self._context_norm, config.rms_norm_eps)
-        both = self._context_kv(context).view(
-            rows, len(self._layers), 2, config.num_kv_heads, config.head_dim
-        )
-        cos, sin = self._angles(start, start + rows)
-        keys = functional.rms_norm(both[:, :, 0], (config.head_dim,), None, config.rms_norm_eps)
-        keys = self._rope.rotate(keys * self._key_norms, cos[:, None, None], sin[:, None, None])
-        return keys, both[:, :, 1]
+        config, front, rows = self._config, self._front, features.shape[0]
+        context = front.norm(front.fuse(features.to(self.dtype)))
+        shape = (rows, len(self._layers), config.num_kv_heads, config.head_dim)
+        both = front.keys_values(context).view(rows, 2, -1, config.head_dim)
+        keys = front.key_norm(both[:, 0])
+        self._turner_for(start + rows).turn_(keys, self._turner.at(start, start + rows))
+        return keys.view(shape), both[:, 1].reshape(shape)
 
     def block(self, embedded: Tensor, view: BlockView) -> Tensor:
-        cos, sin = self._angles(view.base, view.base + view.width)
-        angles = cos[:, None], sin[:, None]
+        stop = view.base + view.width
+        angles = self._turner_for(stop).at(view.base, stop)
         group = self._config.num_heads // self._config.num_kv_heads
         masks = {rule: _folded(mask, group, view.width) for rule, mask in view.masks.items()}
-        hidden = embedded
-        eps = self._config.rms_norm_eps
+        hidden = embedded.clone()
         for number, layer in enumerate(self._layers):
-            normed = rms_norm(hidden, layer.input_norm, eps)
-            hidden = hidden + self._attention(number, normed, view, masks[layer.rule], angles)
-            normed = rms_norm(hidden, layer.post_norm, eps)
-            gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-            hidden = hidden + layer.down(functional.silu(gate) * up)
-        return rms_norm(hidden, self._final_norm, eps)
+            normed = layer.input_norm(hidden)
+            mixed = self._attention(number, normed, view, masks[layer.rule], angles)
+            layer.output.add_to(hidden, mixed)
+            gate, up = layer.gate_up(layer.post_norm(hidden)).chunk(2, dim=-1)
+            layer.down.add_to(hidden, functional.silu(gate).mul_(up))
+        return self._front.final_norm(hidden)
 
     def _attention(
-        self,
-        number: int,
-        normed: Tensor,
-        view: BlockView,
-        mask: Tensor,
-        angles: tuple[Tensor, Tensor],
+        self, number: int, normed: Tensor, view: BlockView, mask: Tensor, angles: Angles
     ) -> Tensor:
         config, layer, rows = self._config, self._layers[number], normed.shape[0]
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         every = layer.qkv(normed).view(rows, heads + 2 * kv_heads, dim)
-        turned = functional.rms_norm(
-            every[:, : heads + kv_heads], (dim,), None, config.rms_norm_eps
-        )
-        turned = self._rope.rotate(turned * layer.head_norm, *angles)
+        turned = layer.head_norm(every[:, : heads + kv_heads])
+        self._turner.turn_(turned, angles)
         query = turned[:, :heads].view(rows, kv_heads, heads // kv_heads, dim)
         keys, values = view.write(number, turned[:, heads:], every[:, heads + kv_heads :])
         out = attend(query.permute(1, 2, 0, 3), keys, values, mask, dim**-0.5)
-        return layer.output(out.permute(2, 0, 1, 3).reshape(rows, heads * dim))
+        return out.permute(2, 0, 1, 3).reshape(rows, heads * dim)
 
-    def _angles(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines; the table doubles when a sequence outgrows it, up to the config."""
+    def _turner_for(self, stop: int) -> Turner:
+        """Rotations up to `stop`; the table doubles when outgrown, up to the config's positions."""
         if stop > self._config.max_positions:
             raise UnsupportedModel(
                 f"position {stop - 1} is past the draft's {self._config.max_positions} positions"
             )
-        if stop > self._rope.cos.shape[0]:
-            self._rope = self._table(2 * stop)
-        return self._rope.at(start, stop)
+        if stop > self._positions:
+            self._turner = self._table(2 * stop)
+        return self._turner
 
-    def _table(self, positions: int) -> RopeTable:
+    def _table(self, positions: int) -> Turner:
         config = self._config
-        return table(
-            config.head_dim,
-            config.rope_theta,
-            min(positions, config.max_positions),
-            self.dtype,
-            config.rope_scaling,
+        self._positions = min(positions, config.max_positions)
+        angles = table(
+            config.head_dim, config.rope_theta, self._positions, self.dtype, config.rope_scaling
+        )
+        return Turner(angles, self.dtype)
+
+
+class _Builder:
+    """Packs a checkpoint's tensors, one at a time."""
+
+    def __init__(self, config: DraftCheckpointConfig, get: Get, dtype: torch.dtype) -> None:
+        self._config = config
+        self._get = get
+        self._dtype = dtype
+
+    def front(self) -> Front:
+        config, numbers = self._config, range(len(self._config.layers))
+        names = [
+            f"layers.{number}.self_attn.{part}_proj" for part in ("k", "v") for number in numbers
+        ]
+        keys_values = self._fused(names, config.hidden_size, bias=config.attention_bias)
+        norms = [f"layers.{number}.self_attn.k_norm" for number in numbers]
+        return Front(
+            fuse=pack(self._get("fc.weight"), self._dtype),
+            norm=fold(self._norm("hidden_norm"), keys_values),
+            keys_values=keys_values,
+            key_norm=self._head_norm([(norm, config.num_kv_heads) for norm in norms]),
+            final_norm=self._norm("norm"),
         )
 
-
-def _layer(config: DraftCheckpointConfig, get: Get, number: int, dtype: torch.dtype) -> Layer:
-    name, attention, bias = (
-        f"layers.{number}",
-        f"layers.{number}.self_attn",
-        config.attention_bias,
-    )
-    head_norm = torch.cat(
-        (
-            get(f"{attention}.q_norm.weight").expand(config.num_heads, -1),
-            get(f"{attention}.k_norm.weight").expand(config.num_kv_heads, -1),
+    def layer(self, number: int) -> Layer:
+        config, name = self._config, f"layers.{number}"
+        attention, bias = f"{name}.self_attn", config.attention_bias
+        hidden, heads = config.hidden_size, config.num_heads
+        qkv = self._fused([f"{attention}.{part}_proj" for part in "qkv"], hidden, bias=bias)
+        gate_up = self._fused([f"{name}.mlp.{part}_proj" for part in ("gate", "up")], hidden)
+        norms = [(f"{attention}.q_norm", heads), (f"{attention}.k_norm", config.num_kv_heads)]
+        return Layer(
+            rule=config.layers[number],
+            input_norm=fold(self._norm(f"{name}.input_layernorm"), qkv),
+            qkv=qkv,
+            head_norm=self._head_norm(norms),
+            output=self._fused([f"{attention}.o_proj"], heads * config.head_dim, bias=bias),
+            post_norm=fold(self._norm(f"{name}.post_attention_layernorm"), gate_up),
+            gate_up=gate_up,
+            down=self._fused([f"{name}.mlp.down_proj"], config.intermediate_size),
         )
-    )
-    qkv = [f"{attention}.{part}_proj" for part in "qkv"]
-    gate_up = [f"{name}.mlp.{part}_proj" for part in ("gate", "up")]
-    return Layer(
-        rule=config.layers[number],
-        input_norm=get(f"{name}.input_layernorm.weight").to(dtype),
-        qkv=_joined(get, qkv, dtype, bias=bias),
-        head_norm=head_norm.to(dtype),
-        output=_joined(get, [f"{attention}.o_proj"], dtype, bias=bias),
-        post_norm=get(f"{name}.post_attention_layernorm.weight").to(dtype),
-        gate_up=_joined(get, gate_up, dtype, bias=False),
-        down=pack(get(f"{name}.mlp.down_proj.weight"), dtype),
-    )
 
+    def _norm(self, name: str) -> RmsNorm:
+        return pack_norm(self._get(f"{name}.weight"), self._config.rms_norm_eps, self._dtype)
 
-def _joined(get: Get, names: list[str], dtype: torch.dtype, *, bias: bool) -> Linear:
-    """One product in place of several over the same rows; outputs in the order of `names`."""
-    weight = torch.cat([get(f"{name}.weight") for name in names])
-    return pack(weight, dtype, torch.cat([get(f"{name}.bias") for name in names]) if bias else None)
+    def _head_norm(self, names: list[tuple[str, int]]) -> HeadNorm:
+        """Norms of `names`, each over that many heads in a row."""
+        config = self._config
+        rows = [
+            self._turned(f"{name}.weight", self._get(f"{name}.weight")).expand(heads, -1)
+            for name, heads in names
+        ]
+        unit = pack_norm(torch.ones(config.head_dim), config.rms_norm_eps, self._dtype)
+        weight = torch.cat(rows).to(self._dtype)
+        if self._dtype == torch.float32:
+            # The norm's own scale, sqrt(head_dim) in fp32, is taken along with the weights.
+            unit, weight = replace(unit, scaled=None), weight * config.head_dim**0.5
+        return HeadNorm(unit, weight)
+
+    def _fused(self, names: list[str], width: int, *, bias: bool = False) -> Linear:
+        """One product in place of several over the same rows; outputs in the order of `names`."""
+
+        def weights() -> Iterator[Tensor]:
+            for name in names:
+                yield self._turned(name, self._get(f"{name}.weight"))
+
+        biases = [self._turned(name, self._get(f"{name}.bias")) for name in names if bias]
+        rows = sum(DFlash.shapes(self._config)[f"{name}.weight"][0] for name in names)
+        joined = torch.cat(biases) if biases else None
+        return fuse(weights(), (rows, width), self._dtype, joined)
+
+    def _turned(self, name: str, tensor: Tensor) -> Tensor:
+        """Query and key parts in the order of elements that rotation wants."""
+        rotated = any(part in name for part in ("q_proj", "k_proj", "q_norm", "k_norm"))
+        if rotated and interleaves(self._dtype):
+            return interleave(tensor, self._config.head_dim)
+        return tensor
 
 
 def _folded(mask: Tensor, group: int, width: int) -> Tensor:
