@@ -1,6 +1,7 @@
 """A target and a draft as pure functions of the tokens before: what a loop must reproduce."""
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from launch.token_ids import pack_ids, unpack_ids
@@ -23,11 +24,16 @@ def next_token(history: list[int], eos: int) -> int:
     return eos if eos >= 0 and mixed % 23 == 0 else mixed % (VOCAB - 1) + 1
 
 
-def model_text(prompt: list[int], limit: int, eos: int) -> tuple[list[int], str]:
+def local_token(history: list[int], eos: int) -> int:
+    """A model that a draft in another process can follow: the last token and its position."""
+    return next_token([len(history), history[-1]], eos)
+
+
+def model_text(prompt: list[int], limit: int, eos: int, model=next_token) -> tuple[list[int], str]:
     """The target's own text, one token at a time."""
     emitted: list[int] = []
     while len(emitted) < limit:
-        emitted.append(next_token(prompt + emitted, eos))
+        emitted.append(model(prompt + emitted, eos))
         if emitted[-1] == eos:
             return emitted, "stop"
     return emitted, "length"
@@ -39,6 +45,7 @@ class ModelTarget:
 
     eos: int = 0
     capacity: int = 48
+    model: Callable[[list[int], int], int] = field(default=next_token)
     tokens: dict[int, list[int]] = field(default_factory=dict)
     slots: dict[int, int] = field(default_factory=dict)
     high: dict[int, int] = field(default_factory=dict)
@@ -54,7 +61,7 @@ class ModelTarget:
         state = self._at(item, item.start)
         state.extend(unpack_ids(item.tokens))
         self._write(item.sequence, len(state))
-        token = next_token(state, self.eos) if item.last else -1
+        token = self.model(state, self.eos) if item.last else -1
         return PrefilledItem(
             sequence=item.sequence,
             round=item.round,
@@ -68,7 +75,7 @@ class ModelTarget:
         state = self._at(item, item.base_pos)
         block = list(unpack_ids(item.tokens))
         self._write(item.sequence, len(state) + len(block))
-        chosen = [next_token(state + block[: i + 1], self.eos) for i in range(len(block))]
+        chosen = [self.model(state + block[: i + 1], self.eos) for i in range(len(block))]
         accepted = 0
         while accepted < len(block) - 1 and block[accepted + 1] == chosen[accepted]:
             accepted += 1

@@ -1,0 +1,373 @@
+"""The supervisor over real processes that load in a moment, and misbehave as they are told.
+
+The model daemons hold no torch; `test_supervisor_real_pair` runs our own.
+"""
+
+import os
+import signal
+
+import pytest
+from support.model_pair import local_token, model_text
+from support.supervised import DEADLINES, Client, model_command, plan_for
+from support.tiny_pair import write_pair
+from support.waiting import until
+
+from launch.interrupts import Interrupts
+from launch.supervisor import Supervisor
+from protocol.errors import (
+    CheckpointError,
+    DaemonDied,
+    DeadlineExceeded,
+    DraftMismatch,
+    InternalError,
+)
+from protocol.messages import Finished
+
+pytestmark = pytest.mark.process
+
+PROMPT = list(range(1, 41))
+FAULTS = "DFLASH_TEST_FAULTS"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture
+def start(folders, monkeypatch):
+    """Make a supervisor over the model daemons with these faults and deadlines."""
+
+    def make(*faults, draft=True, on_loading=None, **deadlines):
+        monkeypatch.setenv(FAULTS, " ".join(faults))
+        target, folder = folders
+        times = {name: getattr(DEADLINES, name) for name in DEADLINES.__struct_fields__}
+        plan = plan_for(
+            target, folder if draft else None, deadlines=type(DEADLINES)(**(times | deadlines))
+        )
+        return Supervisor(plan, on_loading=on_loading, command=model_command)
+
+    return make
+
+
+def text(prompt, limit):
+    return model_text(prompt, limit, -1, local_token)[0]
+
+
+def test_one_request_from_start_to_finish(start):
+    stages = []
+    with start(on_loading=stages.append) as supervisor:
+        assert supervisor.wait_ready()
+        client = Client(supervisor, 1).submit(PROMPT, 50).finish()
+        status = supervisor.describe()
+    assert client.tokens == text(PROMPT, 50)
+    assert [mark.done for mark in client.progress] == [16, 32, 40]
+    figures = client.finished.statistics
+    assert client.finished.finish_reason == "length"
+    assert (figures.mode, figures.transport, figures.exact) == ("speculative", "shm", "native")
+    assert figures.num_accepted_tokens > 0
+    assert (status.mode, status.mode_reason, status.finished) == ("speculative", "", 1)
+    assert status.num_stale_replies == 0
+    assert [step.stage for step in stages if step.role == "draft"][-2:] == ["pairing", "ready"]
+    assert any((step.done, step.total) == (2, 2) for step in stages)
+    assert status.load_seconds > 0
+
+
+def test_without_a_draft_it_is_autoregressive_and_says_why(start):
+    with start(draft=False) as supervisor:
+        assert supervisor.wait_ready()
+        client = Client(supervisor, 1).submit(PROMPT, 20).finish()
+        status = supervisor.describe()
+    assert client.tokens == text(PROMPT, 20)
+    assert client.finished.statistics.mode_reason == "no draft was asked for"
+    assert (status.mode, status.transport, status.draft.stage) == (
+        "autoregressive",
+        "none",
+        "absent",
+    )
+
+
+def test_two_requests_run_at_once_and_each_gets_its_own_text(start):
+    with start() as supervisor:
+        clients = [Client(supervisor, n).submit(PROMPT[n:], 60) for n in (1, 2)]
+        supervisor.run_until(lambda: supervisor.describe().running == 2)
+        supervisor.run_until(lambda: all(client.done for client in clients))
+    for client in clients:
+        assert client.tokens == text(PROMPT[client.number :], 60)
+        assert client.finished.statistics.mode == "speculative"
+
+
+def test_cancelling_a_request_in_its_prefill_leaves_the_other_unaffected(start):
+    with start() as supervisor:
+        supervisor.wait_ready()
+        first = Client(supervisor, 1).submit(PROMPT, 200)
+        supervisor.run_until(lambda: len(first.pieces) > 2)
+        second = Client(supervisor, 2).submit(PROMPT * 10, 100)
+        supervisor.run_until(lambda: len(second.progress) > 1)
+        second.cancel()
+        second.finish()
+        marks = len(second.progress)
+        assert not first.done
+        first.finish()
+        assert supervisor.describe().running == 0
+    assert second.finished.finish_reason == "cancelled"
+    assert (second.tokens, len(second.progress)) == ([], marks)
+    assert first.tokens == text(PROMPT, 200)
+    assert first.finished.statistics.mode == "speculative"
+
+
+def test_a_third_request_waits_for_a_slot_and_can_be_cancelled_there(start):
+    with start() as supervisor:
+        clients = [Client(supervisor, n).submit(PROMPT[n:], 40) for n in (1, 2, 3, 4)]
+        supervisor.run_until(lambda: supervisor.describe().running == 2)
+        assert supervisor.describe().waiting == 2
+        clients[3].cancel()
+        supervisor.run_until(lambda: all(client.done for client in clients))
+    assert clients[3].finished.finish_reason == "cancelled"
+    assert clients[3].finished.statistics.completion_tokens == 0
+    for client in clients[:3]:
+        assert client.tokens == text(PROMPT[client.number :], 40)
+
+
+def test_what_cannot_be_served_is_refused_with_the_numbers(start, folders):
+    plan = plan_for(*folders, max_waiting=1)
+    with Supervisor(plan, command=model_command) as supervisor:
+        first = Client(supervisor, 1).submit(PROMPT, 5)
+        second = Client(supervisor, 2).submit(PROMPT, 5).finish()
+        first.finish()
+        again = Client(supervisor, 4).submit(PROMPT, 200)
+        twin = Client(supervisor, 4).submit(PROMPT, 5).finish()
+        again.cancel()
+        again.finish()
+        long = Client(supervisor, 3).submit([1] * 600, 5).finish()
+        supervisor.cancel(type("", (), {"request": 99})())  # unknown: nothing happens
+        status = supervisor.describe()
+    assert second.refused.code == "overloaded"
+    assert twin.refused.code == "usage"
+    assert long.refused.code == "prompt_too_long"
+    assert "600" in long.refused.detail
+    assert "511" in long.refused.detail
+    assert (status.finished, status.refused) == (2, 3)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("verb", ["propose:3", "open:1", "close:1"])
+def test_a_draft_that_dies_in_the_middle_changes_nothing_but_the_mode(start, verb):
+    with start(f"draft:die:{verb}") as supervisor:
+        supervisor.wait_ready()
+        client = Client(supervisor, 1).submit(PROMPT, 50).finish()
+        supervisor.run_until(lambda: supervisor.describe().draft.pid is None)
+        status = supervisor.describe()
+        after = Client(supervisor, 2).submit(PROMPT, 20).finish()
+    assert client.tokens == text(PROMPT, 50)
+    assert after.tokens == text(PROMPT, 20)
+    assert "SIGKILL" in status.mode_reason
+    assert status.mode == "autoregressive"
+    figures = client.finished.statistics
+    if verb != "close:1":
+        assert "SIGKILL" in figures.mode_reason
+        assert figures.num_drafts == (2 if verb == "propose:3" else 0)
+
+
+@pytest.mark.fault
+def test_a_draft_killed_from_outside_changes_nothing_but_the_mode(start):
+    with start() as supervisor:
+        supervisor.wait_ready()
+        client = Client(supervisor, 1).submit(PROMPT, 300)
+        supervisor.run_until(lambda: len(client.pieces) > 3)
+        os.kill(supervisor.describe().draft.pid, signal.SIGKILL)
+        client.finish()
+    assert client.tokens == text(PROMPT, 300)
+    assert client.finished.statistics.mode == "autoregressive"
+
+
+@pytest.mark.fault
+def test_a_draft_that_hangs_is_killed_at_its_deadline(start):
+    with start("draft:hang:propose:2", propose=0.2) as supervisor:
+        supervisor.wait_ready()
+        client = Client(supervisor, 1).submit(PROMPT, 50).finish()
+        supervisor.run_until(lambda: supervisor.describe().draft.pid is None)
+        status = supervisor.describe()
+    assert client.tokens == text(PROMPT, 50)
+    assert client.finished.statistics.mode_reason == "the draft did not answer Propose in time"
+    assert "within 0.2 s" in status.draft.reason
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("fault", ["nonsense", "refuse", "garbage"])
+def test_a_draft_that_answers_wrongly_is_not_asked_again(start, fault):
+    with start(f"draft:{fault}:propose:2") as supervisor:
+        supervisor.wait_ready()
+        client = Client(supervisor, 1).submit(PROMPT, 50).finish()
+    assert client.tokens == text(PROMPT, 50)
+    assert client.finished.statistics.mode == "autoregressive"
+    assert client.finished.statistics.num_drafts == 1
+    assert client.finished.statistics.mode_reason
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("draft:load_error", "no tensor `x` in the draft"),
+        ("draft:exit", "the draft daemon ended with exit code 9"),
+        ("draft:die:pair:1", "the draft daemon was ended by SIGKILL"),
+        ("draft:refuse:pair:1", "refused in this test"),
+        ("draft:wrong:version:1", "wire version"),
+        ("draft:wrong:taps:1", "the target captures layers (0, 2, 3)"),
+    ],
+)
+def test_a_draft_that_cannot_serve_leaves_its_own_error_as_the_reason(start, fault, reason):
+    with start(fault) as supervisor:
+        assert supervisor.wait_ready()
+        client = Client(supervisor, 1).submit(PROMPT, 20).finish()
+        assert supervisor.describe().draft.stage == "failed"
+    assert client.tokens == text(PROMPT, 20)
+    assert reason in client.finished.statistics.mode_reason
+
+
+@pytest.mark.fault
+def test_a_draft_that_does_not_load_in_time_is_given_up(start):
+    with start("draft:load_hang", load=1.5) as supervisor:
+        assert supervisor.wait_ready()
+        assert "did not load within 1.5 s" in supervisor.describe().mode_reason
+
+
+def test_a_request_may_come_before_anything_is_loaded(start):
+    with start() as supervisor:
+        client = Client(supervisor, 1).submit(PROMPT, 30).finish()
+    assert client.tokens == text(PROMPT, 30)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("fault", "hello", "error", "words"),
+    [
+        ("target:load_error", 9.0, CheckpointError, "no tensor `x` in the target"),
+        ("target:exit", 9.0, DaemonDied, "exit code 9"),
+        ("target:refuse:hello:1", 9.0, InternalError, "refused in this test"),
+        ("target:hang:hello:1", 0.3, DeadlineExceeded, "Hello within 0.3 s"),
+    ],
+)
+def test_a_target_that_cannot_load_is_its_own_typed_error(start, fault, hello, error, words):
+    with start(fault, hello=hello) as supervisor:
+        client = Client(supervisor, 1).submit(PROMPT, 20)
+        with pytest.raises(error, match=words):
+            supervisor.wait_ready()
+        client.finish()
+        late = Client(supervisor, 2).submit(PROMPT, 20).finish()
+    assert words in client.refused.detail
+    assert words in late.refused.detail
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ("target:die:verify:3", "daemon_died"),
+        ("target:die:prefill:2", "daemon_died"),
+        ("target:hang:verify:3", "deadline"),
+        ("target:refuse:verify:3", "internal"),
+        ("target:nonsense:verify:3", "protocol"),
+        ("target:garbage:verify:3", "protocol"),
+    ],
+)
+def test_losing_the_target_refuses_the_request_with_a_typed_error(start, fault, code):
+    with start(fault, verify=0.5 if "hang" in fault else 9.0) as supervisor:
+        supervisor.wait_ready()
+        client = Client(supervisor, 1).submit(PROMPT, 60).finish()
+    assert client.refused.code == code
+    assert client.tokens == text(PROMPT, 60)[: len(client.tokens)]
+
+
+def test_a_draft_for_another_target_is_refused_before_anything_starts(folders, tmp_path):
+    _, other = write_pair(tmp_path, block_size=4)
+    (other / "config.json").write_text(
+        (other / "config.json").read_text().replace('"hidden_size": 32', '"hidden_size": 48')
+    )
+    with (
+        pytest.raises(DraftMismatch, match="hidden size 48"),
+        Supervisor(plan_for(folders[0], other), command=model_command),
+    ):
+        raise AssertionError("nothing may have started")
+
+
+def test_requests_that_run_when_the_supervisor_ends_are_refused(start):
+    with start() as supervisor:
+        supervisor.wait_ready()
+        client = Client(supervisor, 1).submit(PROMPT, 400)
+        waiting = Client(supervisor, 2).submit(PROMPT, 400)
+        supervisor.run_until(lambda: bool(client.pieces))
+    assert client.refused.code == "unavailable"
+    assert waiting.answers == 1
+
+
+def test_a_signal_wakes_the_loop_and_the_request_can_still_be_cancelled(start):
+    with start() as supervisor, Interrupts() as interrupts:
+        supervisor.watch(interrupts.fd, interrupts.on_ready)
+        supervisor.wait_ready()
+        client = Client(supervisor, 1).submit(PROMPT, 400)
+        supervisor.run_until(lambda: bool(client.pieces))
+        os.kill(os.getpid(), signal.SIGINT)
+        supervisor.run_until(lambda: interrupts.number is not None)
+        client.cancel()
+        client.finish()
+        assert supervisor.wait_ready(lambda: True)
+        supervisor.unwatch(interrupts.fd)
+    assert isinstance(client.finished, Finished)
+    assert client.finished.finish_reason == "cancelled"
+
+
+def test_waiting_for_the_pair_can_be_given_up(start):
+    with start("target:load_hang") as supervisor:
+        assert not supervisor.wait_ready(lambda: supervisor.describe().target.pid is not None)
+
+
+def test_a_step_waits_no_longer_than_it_is_told(start):
+    with start("target:load_hang", "draft:load_hang") as supervisor:
+        for _ in range(20):
+            supervisor.step(0.001)
+        assert supervisor.describe().target.stage == "loading"
+
+
+def test_a_client_that_raises_leaves_the_supervisor_usable(start):
+    with start() as supervisor:
+        supervisor.wait_ready()
+        other = Client(supervisor, 1).submit(PROMPT, 30)
+        bad = Client(supervisor, 2)
+        bad._take = lambda message: 1 / 0
+        bad.submit(PROMPT, 30)
+        failures = 0
+        while not (other.done and supervisor.describe().running == 0):
+            try:
+                supervisor.step()
+            except ZeroDivisionError:
+                failures += 1
+    assert other.tokens == text(PROMPT, 30)
+    assert failures > 2
+
+
+@pytest.mark.fault
+def test_a_killed_supervisor_leaves_no_process_and_no_file(folders, runtime_dir):
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    script = Path(__file__).parent.parent / "support" / "running_supervisor.py"
+    command = [sys.executable, str(script), *(str(folder) for folder in folders)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        pids = [int(word) for word in process.stdout.readline().split()]
+        assert len(pids) == 2
+        assert list(runtime_dir.iterdir())
+        process.kill()
+        process.wait()
+        until(lambda: not any(_runs(pid) for pid in pids), what="the end of both daemons")
+        until(lambda: not list(runtime_dir.iterdir()), what="the removal of the run directory")
+
+
+def _runs(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

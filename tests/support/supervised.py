@@ -1,0 +1,92 @@
+"""Plans over a tiny pair, how to start the model daemons, and what a client collects. No torch."""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launch.plan import Plan
+from launch.supervisor import Supervisor
+from launch.token_ids import pack_ids, unpack_ids
+from protocol.config import Deadlines
+from protocol.messages import Cancel, Finished, Message, Piece, Progress, Refused, Submit
+
+DEADLINES = Deadlines(load=25.0, hello=15.0, pair=15.0)
+
+
+def model_command(role, config: Path) -> tuple[str, ...]:
+    """Start the model daemons: real processes that load in a moment."""
+    return (sys.executable, "-I", str(Path(__file__).parent / "model_daemon.py"), role, str(config))
+
+
+def plan_for(target: Path, draft: Path | None = None, **changes) -> Plan:
+    settings = {
+        "model": str(target),
+        "draft": None if draft is None else str(draft),
+        "threads": 1,
+        "dtype": "float32",
+        "prefill_chunk": 16,
+        "ring_window": 64,
+        "draft_context": 64,
+        "deadlines": DEADLINES,
+    }
+    return Plan(**(settings | changes))
+
+
+@dataclass
+class Client:
+    """Collects what one request's sink gets."""
+
+    supervisor: Supervisor
+    number: int
+    messages: list[Message] = field(default_factory=list)
+    answers: int = 0
+
+    def submit(self, prompt, max_tokens, **fields) -> "Client":
+        message = Submit(
+            request=self.number, prompt=pack_ids(prompt), max_tokens=max_tokens, **fields
+        )
+        self.supervisor.submit(message, self._take)
+        return self
+
+    def _take(self, message: Message) -> None:
+        self.messages.append(message)
+        self.answers += isinstance(message, Finished | Refused)
+
+    def cancel(self) -> None:
+        self.supervisor.cancel(Cancel(request=self.number))
+
+    def finish(self) -> "Client":
+        self.supervisor.run_until(lambda: self.answers > 0)
+        return self
+
+    @property
+    def done(self) -> bool:
+        return self.answers > 0
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [message for message in self.messages if isinstance(message, Piece)]
+
+    @property
+    def progress(self) -> list[Progress]:
+        return [message for message in self.messages if isinstance(message, Progress)]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Everything emitted; fails where a position is missing or repeated."""
+        found: list[int] = []
+        first = self.pieces[0].position if self.pieces else 0
+        for piece in self.pieces:
+            assert piece.position == first + len(found)
+            found += unpack_ids(piece.tokens)
+        return found
+
+    @property
+    def finished(self) -> Finished:
+        assert isinstance(self.messages[-1], Finished), self.messages[-1]
+        return self.messages[-1]
+
+    @property
+    def refused(self) -> Refused:
+        assert isinstance(self.messages[-1], Refused), self.messages[-1]
+        return self.messages[-1]
