@@ -1,5 +1,8 @@
 """Taps to ring rows: the outputs of chosen layers are written in place during the forward."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -21,12 +24,14 @@ class Capture:
         self._rows = ring.rows[0]
         self._spans: tuple[Span, ...] = ()
         self._base = 0
+        self._paused = False
 
     def begin(self, slot: int, base: int, rows: int) -> None:
         """Announce rows ``base .. base + rows - 1`` of `slot`, which a reader must now distrust."""
+        if self._paused:
+            return
         stop = base + rows
-        if stop > int(self._ring.written_high[slot]):
-            self._ring.written_high[slot] = stop
+        self._ring.announce(slot, stop)
         self._rows = self._ring.rows[slot]
         self._spans = spans(base, stop, self._ring.shape.capacity) if self.columns else ()
         self._base = base
@@ -47,6 +52,15 @@ class Capture:
         """Write `saved` back; `written_high` stays, since readers may have looked meanwhile."""
         for view, old in zip(self._views(slot, base, rows), saved, strict=True):
             view.copy_(old)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Forwards inside leave no trace in the ring (a probe, before anybody owns a slot)."""
+        columns, self.columns, self._paused = self.columns, {}, True
+        try:
+            yield
+        finally:
+            self.columns, self._paused = columns, False
 
     def _views(self, slot: int, base: int, rows: int) -> list[Tensor]:
         if not self.columns:

@@ -48,6 +48,10 @@ class KeyValues:
         """Write back what `save` returned."""
         self._slots[slot].narrow(3, base, saved.shape[3]).copy_(saved)
 
+    def clear(self, slot: int, rows: int) -> None:
+        """Zero the first `rows` rows of every layer."""
+        self._slots[slot].narrow(3, 0, min(rows, self.capacity)).zero_()
+
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeroed memory whose pages the kernel hands out at the first write.

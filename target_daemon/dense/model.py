@@ -5,30 +5,34 @@ code over preallocated state, since at width 1 each torch call costs as much as 
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from protocol.config import TargetConfig
 from protocol.errors import ConfigError
-from protocol.kernels.attention import KEY_MULTIPLE, attend_folded, causal_mask, padded_length
+from protocol.kernels.attention import attend_folded, causal_mask, padded_length
 from protocol.kernels.rope import Turner, table
 from target_daemon.capture import open_capture
 from target_daemon.checkpoint import Checkpoint
 from target_daemon.dense.key_values import KeyValues
 from target_daemon.dense.layout import Rules, resolve
 from target_daemon.dense.weights import DenseLoader, LayerWeights
-from target_daemon.families.base import Exactness, Family, LoadRequest, NativeTarget
+from target_daemon.exactness import (
+    BASE,
+    REFERENCE,
+    WIDE,
+    AttentionShape,
+    Exactness,
+    Widths,
+    settle,
+)
+from target_daemon.families.base import Family, LoadRequest, NativeTarget
 from target_daemon.target import Logits
 
-
-@dataclass(frozen=True, slots=True)
-class Widths:
-    """How forwards are cut so that a row does not depend on its neighbours."""
-
-    least: int = 1  # narrower forwards are padded to this many rows
-    most: int = 1 << 30  # wider forwards run in pieces of this many rows
-    key_multiple: int = KEY_MULTIPLE
+PROBE_SLOT: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,6 @@ class DenseTarget(NativeTarget):
         model, config = request.model, request.config
         layout = resolve(model, rules)
         self._take_facts(request, layout.theta)
-        self.widths = Widths()
         self._windows = frozenset(layout.windows)
         self._heads, self._kv_heads, self._dim = (
             model.num_heads,
@@ -88,12 +91,13 @@ class DenseTarget(NativeTarget):
             layers=model.num_layers,
             kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
-            rows=self.max_positions + config.block_size,
+            rows=self.max_positions + max(config.block_size, *WIDE),
             dtype=self.dtype,
         )
         capacity, scaling = self.key_values.capacity, model.rope_scaling
         angles = table(model.head_dim, layout.theta, capacity, self.dtype, scaling)
         self._turner = Turner(angles, self.dtype)
+        self.widths, self.exactness = self._settle(config)
 
     def _take_facts(self, request: LoadRequest, theta: float) -> None:
         model, config = request.model, request.config
@@ -116,7 +120,6 @@ class DenseTarget(NativeTarget):
         self.rope_theta = theta
         self.max_width = max(config.block_size, 1)
         self.prefill_chunk = config.prefill_chunk
-        self.exactness = Exactness("no", "not probed")
 
     # --- state ---------------------------------------------------------------------------------
 
@@ -149,38 +152,33 @@ class DenseTarget(NativeTarget):
     def verify_batch(
         self, slot: int, tokens: Tensor, base_pos: int, logits: Logits
     ) -> Tensor | None:
-        count, most = tokens.shape[0], self.widths.most
+        count = tokens.shape[0]
         answers: list[Tensor] = []
-        for start in range(0, count, most):
-            piece = tokens[start : start + most]
-            wanted = logits
-            if logits == "last" and start + most < count:
-                wanted = "none"
-            answer = self._piece(slot, piece, base_pos + start, wanted)
-            if answer is not None:
-                answers.append(answer)
+        for start, stop, rows in self.widths.passes(count):
+            wanted = "none" if logits == "last" and stop < count else logits
+            hidden = self._layers(slot, tokens[start:stop], base_pos + start, rows)
+            if wanted == "all":
+                answers.append(self._logits(hidden)[: stop - start])
+            elif wanted == "last":
+                answers.append(self._last(hidden, stop - start))
         if not answers:
             return None
         return answers[0] if len(answers) == 1 else torch.cat(answers)
 
-    def _piece(self, slot: int, tokens: Tensor, base: int, logits: Logits) -> Tensor | None:
-        """One pass over the layers; rows beyond ``len(tokens)`` are padding and leave no trace."""
-        count, least = tokens.shape[0], self.widths.least
-        if count < least:
-            tokens = torch.cat((tokens, tokens[-1:].expand(least - count)))
-        hidden = self._layers(slot, tokens, base, count)
-        if logits == "none":
-            return None
-        if logits == "all":
-            return self._logits(hidden)[:count]
-        # The head's rows, too, depend on how many there are: take `least` of them.
+    def _last(self, hidden: Tensor, count: int) -> Tensor:
+        """Logits of row ``count - 1``, computed among `least` rows: the head's width counts too."""
+        least = self.widths.least
         first = max(0, min(count - 1, hidden.shape[0] - least))
-        row = count - 1 - first
-        return self._logits(hidden[first : max(first + least, count)])[row : row + 1]
+        return self._logits(hidden[first : first + least])[count - 1 - first :][:1]
 
-    def _layers(self, slot: int, tokens: Tensor, base: int, count: int) -> Tensor:
-        """Residual stream [rows, hidden] after the last layer; K/V and taps of `count` rows."""
-        rows = tokens.shape[0]
+    def _layers(self, slot: int, tokens: Tensor, base: int, rows: int) -> Tensor:
+        """Residual stream [rows, hidden] after the last layer; K/V and taps of `tokens`.
+
+        Rows beyond ``len(tokens)`` are padding, and leave no trace.
+        """
+        count = tokens.shape[0]
+        if rows > count:
+            tokens = torch.cat((tokens, tokens[-1:].expand(rows - count)))
         self._capture.begin(slot, base, count)
         hidden = self.embed_tokens(tokens)
         length = padded_length(base + rows, self.key_values.capacity, self.widths.key_multiple)
@@ -227,6 +225,39 @@ class DenseTarget(NativeTarget):
         return causal_mask(base, rows, length, window=window, group=group, dtype=self.dtype)[
             None, None
         ]
+
+    # --- width invariance ----------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _settle(self, config: TargetConfig) -> tuple[Widths, Exactness]:
+        """Probe, then remove every trace of it."""
+        rows = REFERENCE + max(WIDE) + max(self.max_width, REFERENCE)
+        base = min(BASE, max(0, self.max_positions - REFERENCE))
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(self.vocab_size, (rows,), generator=generator)
+        past = self.key_values.save(PROBE_SLOT, 0, base)
+        self.key_values.restore(PROBE_SLOT, 0, past.normal_(generator=generator))
+        try:
+            with self._capture.paused():
+                return settle(self, tokens, base=base, block=self.max_width, exact=config.exact)
+        finally:
+            self.key_values.clear(PROBE_SLOT, base + rows)
+
+    def probe_rows(self, tokens: Tensor, base: int) -> Tensor:
+        logits = self.verify_batch(PROBE_SLOT, tokens, base, "all")
+        count = tokens.shape[0]
+        made = self.key_values.save(PROBE_SLOT, base, count).permute(3, 0, 1, 2, 4)
+        parts = made.reshape(count, -1).float()
+        return parts if logits is None else torch.cat((logits, parts), dim=1)
+
+    def probe_attention(self) -> AttentionShape:
+        return AttentionShape(
+            kv_heads=self._kv_heads,
+            group=self._heads // self._kv_heads,
+            head_dim=self._dim,
+            capacity=self.key_values.capacity,
+            dtype=self.dtype,
+        )
 
     # --- embedding and head --------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import torch
 
@@ -19,18 +19,11 @@ from protocol.config import TargetConfig
 from protocol.cpu import resolve_dtype
 from protocol.errors import UnsupportedModel
 from protocol.transports.base import FeatureHost, RingView
+from target_daemon.exactness import Exactness
 from target_daemon.progress import Progress, ReportingSource, unreported
 from target_daemon.target import DFlashTarget
 
 PACKAGE: Final = "target_daemon.families"
-
-
-@dataclass(frozen=True, slots=True)
-class Exactness:
-    """Whether logits depend on how many rows are computed together; see `exactness.py`."""
-
-    kind: Literal["native", "padded", "no"]
-    detail: str
 
 
 class NativeTarget(DFlashTarget):
