@@ -10,7 +10,6 @@ from support.toy_target import AttentionTarget, FailingTarget
 from protocol import errors
 from protocol.messages import CloseItem, OpenItem
 
-
 NO_MEMORY = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes")
 
 
