@@ -156,4 +156,4 @@ class Engine:
         view = self._context.view(state.slot, base, rows, state.window)
         hidden = self._network.block(embedded, view)
         best = self._borrowed.best(hidden if anchored else hidden[1:])
-        return pack_tokens(best.tolist()), view.context_rows
+        return pack_tokens(best), view.context_rows
