@@ -17,6 +17,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import disable_progress_bars
 
 from launch.progress import Progress
 from protocol.checkpoints.folder import check_folder
@@ -46,6 +47,8 @@ def fetch_from_hub(name: str, progress: Progress, *, allow_pull: bool) -> tuple[
     if not allow_pull:
         raise ModelNotFound(f"{name} is not in the cache of the hub; `dflashd pull {name}`")
     progress.note(f"fetching {name} from the hub")
+    if not progress.shows_bars:
+        disable_progress_bars()
     try:
         folder = Path(
             snapshot_download(repository, revision=revision or None, allow_patterns=list(ALLOWED))

@@ -58,10 +58,10 @@ def resolve_model(
     told = progress or Silent()
     if name in WHEEL_MODELS:
         return _wheel_model(WHEEL_MODELS[name], home, told, allow_pull=allow_pull, verify=verify)
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = _existing(name)
+    if path is not None and path.is_dir():
         return _folder(path, home, told, verify=verify)
-    if path.is_file():
+    if path is not None:
         return _file(path, home, told, verify=verify)
     if _HUB_ID.fullmatch(name) and not name.endswith(GGUF_SUFFIX):
         from launch.hub import fetch_from_hub  # noqa: PLC0415 - imports an HTTP client
@@ -69,6 +69,15 @@ def resolve_model(
         folder, fetched = fetch_from_hub(name, told, allow_pull=allow_pull)
         return LocalModel(name=name, path=folder, source="hub", fetched=fetched)
     raise ModelNotFound(_not_found(name))
+
+
+def _existing(name: str) -> Path | None:
+    """The folder or file of that name, if there is one that can be looked at."""
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError):  # a name too long for a path; ~ without a home
+        return None
 
 
 def _not_found(name: str) -> str:

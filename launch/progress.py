@@ -19,6 +19,8 @@ LINE_SECONDS: Final = 5.0
 class Progress(ABC):
     """Told of stages by whoever works; a context manager, so that the bar always ends."""
 
+    shows_bars = False  # whether a library may draw bars of its own on standard error
+
     @abstractmethod
     def update(self, stage: str, done: int, total: int) -> None:
         """`done` of `total` bytes of `stage` ("download", "convert", "verify") are through."""
@@ -78,6 +80,8 @@ class Lines(Progress):
 
 class Bar(Progress):
     """A bar per stage on a terminal."""
+
+    shows_bars = True
 
     def __init__(self, out: TextIO) -> None:
         self._out = out

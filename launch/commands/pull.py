@@ -5,9 +5,9 @@ import os
 import click
 import msgspec
 
-from launch.models import DEFAULT_NAME, resolve_model
+from launch.models import DEFAULT_NAME, LocalModel, resolve_model
 from launch.progress import progress_for
-from launch.store import default_home
+from launch.store import default_home, read_manifest
 
 
 class PullAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,7 +18,7 @@ class PullAnswer(msgspec.Struct, frozen=True, kw_only=True):
     source: str  # "default", "gguf", "folder" or "hub"
     fetched: bool  # false: it was here already
     bytes: int
-    checked: str  # "sizes" or "checksums"
+    checked: str  # "checksums" or "sizes" of its manifest; "files": there is none, all are there
 
 
 @click.command(name="pull", short_help="Fetch and convert a model.")
@@ -45,8 +45,14 @@ def pull_command(model: str, *, verify: bool, as_json: bool, quiet: bool) -> Non
             source=local.source,
             fetched=local.fetched,
             bytes=sum(path.stat().st_size for path in files),
-            checked="checksums" if verify or local.fetched else "sizes",
+            checked=_checked(local, verify=verify),
         )
         click.echo(msgspec.json.encode(answer))
     else:
         click.echo(f"{local.name}: {local.path}")
+
+
+def _checked(local: LocalModel, *, verify: bool) -> str:
+    if read_manifest(local.path) is None:
+        return "files"
+    return "checksums" if verify or local.fetched else "sizes"

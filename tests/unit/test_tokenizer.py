@@ -165,7 +165,7 @@ def metadata(**changes):
         ({"pre": "unheard-of"}, UnsupportedModel, "'unheard-of' is not known"),
         ({"tokens": []}, CheckpointError, "tokens is missing"),
         ({"merges": ["h e y"]}, CheckpointError, "not a pair"),
-        ({"merges": ["q z"]}, CheckpointError, "merges"),
+        ({"merges": ["q z"]}, CheckpointError, "out of vocabulary"),
         ({"add_bos_token": True}, CheckpointError, "bos token is to be added"),
         ({"model": "llama", "merges": [1]}, CheckpointError, "no list of texts"),
     ],

@@ -1,0 +1,95 @@
+"""Models from a hub: the real client library against a hub on the loopback."""
+
+import json
+
+import pytest
+from support.command import dflashd
+from support.gguf_files import TinyGGUF
+from support.hub_server import COMMIT, running_hub
+
+from launch.gguf_import import import_gguf
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A complete model's files, with a pickle and code next to them."""
+    place = tmp_path_factory.mktemp("hub")
+    folder = place / "folder"
+    folder.mkdir()
+    import_gguf(TinyGGUF(layers=1).write(place / "t.gguf"), folder, lambda _done, _total: None)
+    found = {path.name: path.read_bytes() for path in folder.iterdir()}
+    return found | {"pytorch_model.bin": b"\x80\x04", "modeling.py": b"raise SystemExit"}
+
+
+@pytest.fixture
+def hub():
+    with running_hub() as running:
+        yield running
+
+
+def pull(hub, tmp_path, *arguments, **more):
+    env = {
+        "HF_ENDPOINT": hub.url if hub else "http://127.0.0.1:9",
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+    return dflashd("pull", *arguments, env=env | more)
+
+
+def test_a_model_is_fetched_once_and_without_code_or_pickles(hub, tmp_path, files):
+    hub.files["some/model"] = files
+    first = pull(hub, tmp_path, "some/model", "--json")
+    assert first.code == 0, first.err
+    assert first.err == "fetching some/model from the hub\n"
+    answer = json.loads(first.out)
+    assert (answer["source"], answer["fetched"], answer["checked"]) == ("hub", True, "files")
+    assert answer["path"].endswith(COMMIT)
+    served = {path.rsplit("/", 1)[-1] for path in hub.served if "/resolve/" in path}
+    assert served == {name for name in files if name not in ("pytorch_model.bin", "modeling.py")}
+    hub.served.clear()
+    again = pull(None, tmp_path, "some/model", "--json")  # no network is needed
+    assert json.loads(again.out)["path"] == answer["path"]
+    assert not json.loads(again.out)["fetched"]
+
+
+def test_a_model_that_lacks_files_is_refused_by_the_file(hub, tmp_path, files):
+    hub.files["some/model"] = {k: v for k, v in files.items() if k != "tokenizer.json"}
+    outcome = pull(hub, tmp_path, "some/model")
+    assert outcome.code == 78
+    assert "no tokenizer.json" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "sentence"),
+    [
+        ("some/unknown", 78, "the hub has no model some/unknown"),
+        ("some/gated", 77, "accept its terms on the hub and set HF_TOKEN"),
+        ("some/model@nowhere", 78, "no such revision"),
+        ("some/two--dashes", 78, "no valid hub id"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_sentence(hub, tmp_path, files, name, code, sentence):
+    hub.files["some/model"] = files
+    hub.gated.add("some/gated")
+    outcome = pull(hub, tmp_path, name, "--quiet")
+    assert outcome.code == code
+    assert sentence in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("more", [{}, {"HF_HUB_OFFLINE": "1"}])
+def test_an_unreachable_hub_is_said(tmp_path, more):
+    outcome = pull(None, tmp_path, "some/model", "--quiet", **more)
+    assert outcome.code == 69
+    assert "cannot fetch some/model from the hub" in outcome.err
+
+
+def test_a_hub_model_is_not_fetched_where_that_is_not_allowed(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from launch.hub import fetch_from_hub
+    from launch.progress import Silent
+    from protocol.errors import ModelNotFound
+
+    with pytest.raises(ModelNotFound, match="dflashd pull nobody/has-this"):
+        fetch_from_hub("nobody/has-this", Silent(), allow_pull=False)
