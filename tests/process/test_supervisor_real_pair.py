@@ -1,0 +1,96 @@
+"""The supervisor over our own daemons, with tiny checkpoints."""
+
+import os
+import signal
+
+import pytest
+from support.supervised import Client, plan_for
+from support.tiny_pair import write_pair
+
+from launch.supervisor import Supervisor
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11]
+LONG = [3 + i * 7 % 90 for i in range(250)]  # three times the ring's capacity
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return write_pair(tmp_path_factory.mktemp("real-pair"))
+
+
+@pytest.fixture(scope="module")
+def alone(folders):
+    """The target's own texts, one token at a time."""
+    with Supervisor(plan_for(folders[0])) as supervisor:
+        supervisor.wait_ready()
+        texts = {}
+        for number, prompt in enumerate((PROMPT, LONG)):
+            client = Client(supervisor, number).submit(prompt, 60).finish()
+            assert client.finished.statistics.mode == "autoregressive"
+            texts[tuple(prompt)] = client.tokens
+        return texts
+
+
+@pytest.fixture(scope="module")
+def pair(folders):
+    with Supervisor(plan_for(*folders)) as supervisor:
+        supervisor.wait_ready()
+        assert supervisor.describe().mode == "speculative"
+        yield supervisor
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, LONG], ids=["short", "long"])
+def test_the_text_of_the_pair_is_the_targets_own(pair, alone, prompt):
+    client = Client(pair, 1).submit(prompt, 60).finish()
+    figures = client.finished.statistics
+    assert client.tokens == alone[tuple(prompt)]
+    assert (figures.mode, figures.transport) == ("speculative", "shm")
+    assert figures.num_drafts == sum(figures.acceptance_histogram) > 0
+    assert figures.draft_seconds > 0
+    assert figures.verify_seconds > 0
+    assert figures.num_stale_replies == 0
+
+
+def test_two_requests_at_once_and_a_cancel_in_the_seconds_prefill(pair, alone):
+    first = Client(pair, 1).submit(PROMPT, 60)
+    pair.run_until(lambda: len(first.pieces) > 2)
+    second = Client(pair, 2).submit(LONG, 60)
+    pair.run_until(lambda: len(second.progress) > 1)
+    second.cancel()
+    pair.run_until(lambda: first.done and second.done)
+    assert second.finished.finish_reason == "cancelled"
+    assert second.tokens == []
+    assert first.tokens == alone[tuple(PROMPT)]
+    assert pair.describe().running == 0
+
+
+def test_two_requests_at_once_get_their_own_texts(pair, alone):
+    clients = [Client(pair, n).submit(prompt, 60) for n, prompt in enumerate((PROMPT, LONG))]
+    pair.run_until(lambda: all(client.done for client in clients))
+    assert [client.tokens for client in clients] == list(alone.values())
+
+
+@pytest.mark.fault
+def test_a_request_survives_the_death_of_the_draft(folders, alone):
+    with Supervisor(plan_for(*folders)) as supervisor:
+        supervisor.wait_ready()
+        client = Client(supervisor, 1).submit(PROMPT, 60)
+        supervisor.run_until(lambda: len(client.pieces) > 3)
+        os.kill(supervisor.describe().draft.pid, signal.SIGKILL)
+        client.finish()
+    assert client.tokens == alone[tuple(PROMPT)]
+    assert client.finished.statistics.mode == "autoregressive"
+    assert "SIGKILL" in client.finished.statistics.mode_reason
+
+
+@pytest.mark.fault
+def test_a_draft_without_its_weights_leaves_an_autoregressive_run_that_says_so(tmp_path, alone):
+    target, draft = write_pair(tmp_path)
+    (draft / "model.safetensors").unlink()
+    with Supervisor(plan_for(target, draft)) as supervisor:
+        supervisor.wait_ready()
+        client = Client(supervisor, 1).submit(PROMPT, 60).finish()
+    assert client.tokens == alone[tuple(PROMPT)]
+    assert "model.safetensors" in client.finished.statistics.mode_reason
