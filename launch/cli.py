@@ -69,8 +69,13 @@ def dflashd() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status; see `launch.exit_codes`."""
     try:
-        status = dflashd.main(arguments, prog_name="dflashd", standalone_mode=False)
+        # Not `dflashd.main`: that one takes a closed standard output for itself, with status 1.
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        with dflashd.make_context("dflashd", words) as context:
+            status = dflashd.invoke(context)
         sys.stdout.flush()
+    except click.exceptions.Exit as error:
+        return _flushed(error.exit_code)
     except BrokenPipeError:
         _discard_output()
         return exit_codes.CLOSED_OUTPUT
@@ -89,6 +94,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = exit_codes.TEMPORARY if error.errno == errno.ENOSPC else exit_codes.SOFTWARE
         return _say(_os_sentence(error), code)
     return status if isinstance(status, int) else exit_codes.OK
+
+
+def _flushed(code: int) -> int:
+    """Write out what help and version left in the buffer, while that can still be handled."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+        return exit_codes.CLOSED_OUTPUT
+    return code
 
 
 def _say(sentence: str, code: int) -> int:

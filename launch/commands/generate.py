@@ -4,9 +4,7 @@ from pathlib import Path
 
 import click
 
-from launch.commands.generation import Options, generate
 from launch.models import DEFAULT_NAME
-from protocol.errors import UsageError
 
 MAX_TOKENS = (1 << 31) - 1
 
@@ -73,7 +71,6 @@ def generate_command(**arguments: object) -> int:
     Without PROMPT, or with '-', the prompt is read from standard input. The text is the target
     model's own; a draft only makes it come sooner.
     """
-    options = Options(**arguments)  # type: ignore[arg-type]  # click has checked each of them
-    if options.raw and options.system is not None:
-        raise UsageError("--system is part of the chat template, which --raw skips")
-    return generate(options)
+    from launch.commands.generation import Options, generate  # noqa: PLC0415 - not for --help
+
+    return generate(Options(**arguments))  # type: ignore[arg-type]  # click has checked them

@@ -25,7 +25,7 @@ from launch.tokenizer import TextTokenizer, encode_prompt, load_text_side
 from protocol.checkpoints.target_config import read_model_config
 from protocol.codec import pack_tokens, unpack_tokens
 from protocol.config import DType
-from protocol.errors import DaemonError, from_wire
+from protocol.errors import DaemonError, UsageError, from_wire
 from protocol.messages import Cancel, Finished, Message, Piece, Progress, Refused, Sampling, Submit
 
 REQUEST: Final = 1
@@ -109,6 +109,8 @@ class Receiver:
 
 def generate(options: Options) -> int:
     """Run one request and return the exit status; raises DaemonError for what is refused."""
+    if options.raw and options.system is not None:
+        raise UsageError("--system is part of the chat template, which --raw skips")
     prompt = read_prompt(options.prompt, options.prompt_file)
     with ProgressLine(shown=not options.quiet) as line, TraceFile(options.trace) as trace:
         model = _model(options)
