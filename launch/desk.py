@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from launch.admission import check_prompt
@@ -55,7 +56,7 @@ class Desk:
         self._numbers = itertools.count(1)
         self._waiting: deque[_Request] = deque()
         self._running: dict[int, _Request] = {}  # by sequence
-        self._outbox: deque[tuple[Sink, Message]] = deque()
+        self._outbox: deque[Callable[[], None]] = deque()
         self.transport = "none"
         self.finished = 0
         self.refused = 0
@@ -140,8 +141,11 @@ class Desk:
     def deliver(self) -> None:
         """Tell the clients."""
         while self._outbox:
-            sink, message = self._outbox.popleft()
-            sink(message)
+            self._outbox.popleft()()
+
+    def tell(self, call: Callable[[], None]) -> None:
+        """Call from `deliver`, in order with everything else that clients are told."""
+        self._outbox.append(call)
 
     def _all(self) -> tuple[_Request, ...]:
         return (*self._running.values(), *self._waiting)
@@ -161,7 +165,7 @@ class Desk:
                 case Emit(message):
                     if isinstance(message, Piece):
                         request.clock.mark(time.monotonic())
-                    self._outbox.append((request.sink, message))
+                    self.tell(partial(request.sink, message))
                 case Finish(reason):
                     del self._running[session.sequence]
                     self._conclude(request, session, reason)
@@ -182,13 +186,12 @@ class Desk:
         number = request.submit.request
         self.finished += 1
         self.num_stale_replies += session.num_stale_replies
-        self._outbox.append(
-            (request.sink, Finished(request=number, finish_reason=reason, statistics=figures))
-        )
+        finished = Finished(request=number, finish_reason=reason, statistics=figures)
+        self.tell(partial(request.sink, finished))
 
     def _refuse(self, request: _Request, error: DaemonError) -> None:
         self.refused += 1
         refusal = Refused(
             request=request.submit.request, code=error.code, detail=str(error)[:MAX_DETAIL]
         )
-        self._outbox.append((request.sink, refusal))
+        self.tell(partial(request.sink, refusal))

@@ -8,6 +8,7 @@ dead child are all just events.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -247,7 +248,7 @@ class Supervisor:
         if not self._load_seconds and self._is_settled():
             self._load_seconds = time.monotonic() - self._began
         if self._tell_loading is not None:
-            self._tell_loading(loading)
+            self._desk.tell(partial(self._tell_loading, loading))
 
     def on_up(self, role: Role) -> None:
         """See `launch.crew.Owner`."""

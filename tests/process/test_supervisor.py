@@ -5,7 +5,11 @@ The model daemons hold no torch; `test_supervisor_real_pair` runs our own.
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
+import msgspec
 import pytest
 from support.model_pair import local_token, model_text
 from support.supervised import DEADLINES, Client, model_command, plan_for
@@ -20,6 +24,7 @@ from protocol.errors import (
     DeadlineExceeded,
     DraftMismatch,
     InternalError,
+    Overloaded,
 )
 from protocol.messages import Finished
 
@@ -347,12 +352,44 @@ def test_a_client_that_raises_leaves_the_supervisor_usable(start):
     assert failures > 2
 
 
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print('{"event": "failed", "code": "checkpoint", "detail": "no weights"}', flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.fault
+def test_a_failed_daemon_that_does_not_end_is_killed(folders):
+    deadlines = msgspec.structs.replace(DEADLINES, terminate=0.2)
+    commands = {"draft": (sys.executable, "-I", "-c", STUBBORN)}
+
+    def command(role, config):
+        return commands.get(role) or model_command(role, config)
+
+    with Supervisor(plan_for(*folders, deadlines=deadlines), command=command) as supervisor:
+        supervisor.wait_ready()
+        client = Client(supervisor, 1).submit(PROMPT, 20).finish()
+        supervisor.run_until(lambda: supervisor.describe().draft.pid is None)
+    assert client.finished.statistics.mode_reason == "no weights"
+
+
+def test_a_daemon_that_takes_no_more_messages_is_given_up(start, monkeypatch):
+    with start() as supervisor:
+        supervisor.wait_ready()
+
+        def full(message):
+            raise Overloaded("64 messages already wait for the daemon")
+
+        monkeypatch.setattr(supervisor._crew._peers["draft"].link, "send", full)
+        client = Client(supervisor, 1).submit(PROMPT, 20).finish()
+    assert client.tokens == text(PROMPT, 20)
+    assert "64 messages" in client.finished.statistics.mode_reason
+
+
 @pytest.mark.fault
 def test_a_killed_supervisor_leaves_no_process_and_no_file(folders, runtime_dir):
-    import subprocess
-    import sys
-    from pathlib import Path
-
     script = Path(__file__).parent.parent / "support" / "running_supervisor.py"
     command = [sys.executable, str(script), *(str(folder) for folder in folders)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:

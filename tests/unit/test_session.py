@@ -5,11 +5,13 @@ import pytest
 from support.model_pair import VOCAB
 from support.session_world import SEQUENCE, Setting, World
 
+from launch.answers import ingest_defect
 from launch.events import CancelRequested, DeadlineExpired, Emit, Fail, Finish, Reply, Send, Start
 from launch.token_ids import pack_ids
 from protocol.errors import DaemonDied, DeadlineExceeded, InternalError, ProtocolError
 from protocol.messages import (
     CloseItem,
+    IngestedItem,
     IngestItem,
     OpenItem,
     Piece,
@@ -379,3 +381,19 @@ def test_pieces_are_what_the_client_gets():
     made = world()
     made.drain()
     assert all(isinstance(piece, Piece) and piece.request == 1 for piece in made.pieces)
+
+
+def test_prefill_waits_at_the_rings_end_for_a_draft_that_is_still_opening():
+    made = world(prompt=[1 + i % 50 for i in range(150)], context=150)
+    for _ in range(20):
+        made.answer("target")
+    assert len(made.target.tokens[SEQUENCE]) <= made.target.capacity
+    made.drain()
+    assert made.draft.gaps == 0
+    assert made.tokens == made.setting.text[0]
+
+
+def test_an_ingest_that_starts_behind_its_end_is_nonsense():
+    asked = IngestItem(sequence=1, stop=9)
+    answer = IngestedItem(sequence=1, start=10, stop=9, seconds=0.0)
+    assert "10..9" in ingest_defect(asked, answer)
