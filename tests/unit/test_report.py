@@ -1,0 +1,83 @@
+"""The closing figures: public names, the rates they imply, and the one line for people."""
+
+import msgspec
+import pytest
+
+from launch.commands.report import build, summary
+from protocol.messages import Statistics
+
+STATISTICS = Statistics(
+    prompt_tokens=10,
+    completion_tokens=7,
+    mode="speculative",
+    mode_reason="",
+    transport="shm",
+    exact="padded",
+    time_to_first_token_seconds=0.5,
+    prefill_seconds=0.25,
+    decode_seconds=2.0,
+    draft_seconds=0.5,
+    ingest_seconds=0.25,
+    verify_seconds=1.0,
+    overhead_seconds=0.25,
+    num_rounds=4,
+    num_drafts=3,
+    num_draft_tokens=12,
+    num_accepted_tokens=2,
+    acceptance_histogram=(1, 2, 0, 0, 0),
+    num_accepted_tokens_per_pos=(2, 0, 0, 0),
+    num_proposed_tokens_per_pos=(3, 3, 3, 3),
+    num_stale_replies=0,
+)
+
+
+def _report(**changes):
+    return build(
+        text="abc",
+        token_ids=(1, 2, 3),
+        finish_reason="stop",
+        statistics=msgspec.structs.replace(STATISTICS, **changes),
+        load_seconds=1.5,
+    )
+
+
+def test_rates_follow_from_the_counts():
+    report = _report()
+    assert report.timings.tokens_per_second == pytest.approx(6 / 2.0)
+    assert report.speculative_decoding.mean_acceptance_length == pytest.approx((3 + 2) / 3)
+    assert report.speculative_decoding.draft_acceptance_rate == pytest.approx(2 / 12)
+    assert report.timings.load_seconds == 1.5
+
+
+def test_what_was_never_drafted_has_no_rate():
+    report = _report(num_drafts=0, num_draft_tokens=0, num_accepted_tokens=0)
+    assert report.speculative_decoding.mean_acceptance_length is None
+    assert report.speculative_decoding.draft_acceptance_rate is None
+
+
+def test_a_request_that_ended_before_its_second_token_has_no_speed():
+    for count in (0, 1):
+        report = _report(completion_tokens=count, decode_seconds=0.0)
+        assert report.timings.tokens_per_second == 0.0
+
+
+def test_the_line_names_counts_speed_mode_acceptance_transport_and_exactness():
+    assert summary(_report()) == (
+        "7 tokens (stop) | 3.0 tokens/s | first token 0.50 s | load 1.5 s | speculative | "
+        "1.67 tokens/round, 17% of drafts accepted | transport shm | exact: padded"
+    )
+
+
+def test_the_line_says_why_there_was_no_draft():
+    line = summary(
+        _report(
+            mode="autoregressive",
+            mode_reason="no draft was asked for",
+            num_drafts=0,
+            num_draft_tokens=0,
+            transport="",
+        )
+    )
+    assert "autoregressive (no draft was asked for)" in line
+    assert "round" not in line
+    assert "transport" not in line
