@@ -11,6 +11,9 @@ BIN := $(VENV)/bin
 INPUTS := setup.cfg pyproject.toml constraints.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
+# Tests on the default model are skipped, and say so, where it cannot be fetched.
+PULL := $(BIN)/dflashd pull --quiet || echo "going on without the default model"
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint check fix proof reference bench gpu soak clean
 
@@ -38,6 +41,7 @@ demo: $(VENV)/installed  ## install, fetch the default model, generate once
 	$(BIN)/dflashd generate --max-tokens 96 --stats "$(DEMO_PROMPT)"
 
 test: $(VENV)/installed-dev  ## install, then every test except those for a GPU and the soak
+	@$(PULL)
 	$(BIN)/python -m pytest
 
 # --- what a developer runs ---------------------------------------------------------------------
@@ -49,6 +53,7 @@ lint: $(VENV)/installed-dev  ## ruff, mypy, import layers
 	$(BIN)/lint-imports
 
 check: lint  ## lint, and all tests with coverage (at least 95 % of branches)
+	@$(PULL)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage combine --quiet
@@ -59,12 +64,14 @@ fix: $(VENV)/installed-dev  ## format, and mend what ruff can mend
 	$(BIN)/ruff format
 
 proof: $(VENV)/installed-dev  ## the full-size proofs; writes docs/proof.json
-	$(BIN)/python -m pytest -m proof --timeout 10800
+	$(BIN)/dflashd pull
+	$(BIN)/python tests/proof/run.py
 
 reference: $(VENV)/installed-dev  ## compare with the reference package, in an environment of its own
 	$(BIN)/python tests/reference/run.py
 
 bench: $(VENV)/installed-dev  ## measure on the public prompts; see benchmarks/README.md
+	$(BIN)/dflashd pull
 	$(BIN)/python benchmarks/decode.py
 
 gpu: $(VENV)/installed-dev  ## the tests that need a CUDA device

@@ -29,11 +29,14 @@ def test_a_light_command_never_imports_torch_and_answers_within_300_ms(arguments
         "import sys; from launch.cli import main; main();"
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'target_daemon')))"
     )
+    # Not measured together with the start of coverage, where the suite runs under it.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     best = float("inf")
-    for _ in range(5):  # the machine may be busy; what counts is what the command needs
+    for _ in range(8):  # the machine may be busy; what counts is what the command needs
         start = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-I", "-c", code, *arguments],
+            env=env,
             capture_output=True,
             text=True,
             timeout=20,
