@@ -27,7 +27,7 @@ def main(job, out, threads):
     target = AutoModelForCausalLM.from_pretrained(job["target"], dtype=dtype).eval()
     draft = DFlashDraftModel.from_pretrained(job["draft"], dtype=dtype).eval()
     results = []
-    for prompt in job["prompts"]:
+    for number, prompt in enumerate(job["prompts"], 1):
         began = time.perf_counter()
         found = model.dflash_generate(
             draft,
@@ -45,6 +45,7 @@ def main(job, out, threads):
                 "seconds": seconds,
             }
         )
+        print(f"  prompt {number} of {len(job['prompts'])}: {seconds:.1f} s", flush=True)
     versions = {
         name: importlib.metadata.version(name) for name in ("dflash", "torch", "transformers")
     }

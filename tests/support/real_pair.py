@@ -1,0 +1,179 @@
+"""The default model and its draft, loaded once in this process: the engines that daemons run."""
+
+import os
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from draft_daemon.checkpoint import load_draft
+from draft_daemon.engine import Engine as DraftEngine
+from launch.drafts import resolve_draft
+from launch.events import TargetFacts
+from launch.inprocess import run_spec_decode
+from launch.models import DEFAULT_NAME, resolve_model
+from launch.store import default_home
+from launch.token_ids import unpack_ids
+from protocol.checkpoints.draft_config import read_draft_config
+from protocol.config import RING_SOCKET, TargetConfig
+from protocol.cpu import usable_cores
+from protocol.transports.local import TRANSPORT
+from target_daemon.engine import Engine as TargetEngine
+from target_daemon.engine import Limits
+from target_daemon.families.base import NativeTarget, load_target
+
+LIFE, NONCE = 1, 1
+CONTEXT = 4096  # rows: more than any prompt of the proofs and its text
+POSITIONS = 2048
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where the default pair lies on this machine."""
+
+    model: Path
+    draft: Path
+
+
+@dataclass(frozen=True)
+class Run:
+    """One generation: its ids, and the tokens that each round emitted."""
+
+    token_ids: tuple[int, ...]
+    rounds: tuple[int, ...]
+    seconds: float
+
+
+def default_checkpoints(*, allow_pull: bool = False) -> Checkpoints:
+    """The default pair; ModelNotFound where it was not pulled."""
+    home = default_home(os.environ)
+    model = resolve_model(DEFAULT_NAME, home=home, allow_pull=allow_pull)
+    draft = resolve_draft(None, model)
+    assert draft is not None
+    return Checkpoints(model.path, draft)
+
+
+class RealPair:
+    """Both engines over the `local` transport, driven by the session of `launch.inprocess`."""
+
+    def __init__(self, target: NativeTarget, draft: DraftEngine, block_size: int) -> None:
+        self.target = target
+        self.draft = draft
+        self._block_size = block_size
+        limits = Limits(target.prefill_chunk, target.max_width)
+        self._engine = TargetEngine(target, limits, target.ring)
+        self._sequences = 0
+        self._facts = TargetFacts(
+            LIFE,
+            target.vocab_size,
+            target.max_positions,
+            target.prefill_chunk,
+            target.ring.shape.capacity,
+            target.max_width,
+            target.exactness.kind,
+        )
+
+    @property
+    def exact(self) -> str:
+        """What the load-time probe said: native, padded or no."""
+        return self.target.exactness.kind
+
+    def run(self, prompt, max_tokens: int, *, speculative: bool) -> Run:
+        """Greedy text of at most `max_tokens` tokens; without the draft where not speculative."""
+        self._sequences += 1
+        pieces = []
+        began = time.perf_counter()
+        result = run_spec_decode(
+            self._engine,
+            self.draft if speculative else None,
+            prompt,
+            max_tokens,
+            facts=self._facts,
+            block_size=self._block_size,
+            draft_context=CONTEXT,
+            on_piece=pieces.append,
+            sequence=self._sequences,
+        )
+        mode = "speculative" if speculative else "autoregressive"
+        assert result.statistics.mode == mode, result.statistics.mode_reason
+        rounds = tuple(len(unpack_ids(piece.tokens)) for piece in pieces if piece.width)
+        return Run(result.token_ids, rounds, time.perf_counter() - began)
+
+    def target_gap(self, text, *tokens: int) -> float:
+        """How far below the best logit after `text` the worst of `tokens` lies."""
+        chunk, logits = self.target.prefill_chunk, None
+        for start in range(0, len(text), chunk):
+            ids = torch.tensor(text[start : start + chunk])
+            logits = self.target.verify_batch(0, ids, start, "last")
+        assert logits is not None
+        return _gap(logits[0], tokens)
+
+    def draft_gap(self, prompt, max_tokens: int, number: int, slot: int, token: int) -> float:
+        """How far below the draft's best the logit of `token` lies: round `number`, draft `slot`.
+
+        Where `token` is the best itself, how far below it the second best lies.
+        """
+        borrowed, seen = self.draft._borrowed, []
+        best = borrowed.best
+
+        def record(hidden):
+            seen.append(hidden.clone())
+            return best(hidden)
+
+        borrowed.best = record
+        try:
+            self.run(prompt, max_tokens, speculative=True)
+        finally:
+            del borrowed.best
+        with torch.inference_mode():
+            logits = borrowed.head(seen[number][slot : slot + 1])[0]
+        second = int(logits.topk(2).indices[1])
+        return _gap(logits, (second if int(logits.argmax()) == token else token,))
+
+
+def _gap(logits, tokens) -> float:
+    return float(logits.max() - min(logits[token] for token in tokens))
+
+
+@contextmanager
+def real_pair(checkpoints: Checkpoints, *, dtype: str, exact: bool, threads: int = 0):
+    """Load the pair with as many threads as a daemon would take; all is undone at the end."""
+    before = torch.get_num_threads()
+    with ExitStack() as stack:
+        torch.set_num_threads(threads or usable_cores())
+        stack.callback(torch.set_num_threads, before)
+        facts = read_draft_config(checkpoints.draft)
+        block = facts.max_proposals + 1
+        place = Path(f"/in-process/{os.getpid()}/{time.monotonic_ns()}")  # a key, never a folder
+        config = TargetConfig(
+            model=str(checkpoints.model),
+            run_dir=str(place),
+            life=LIFE,
+            dtype=dtype,
+            exact=exact,
+            slots=1,
+            max_positions=POSITIONS,
+            taps=facts.target_layer_ids,
+            block_size=block,
+            mask_token_id=facts.mask_token_id,
+        )
+        host = TRANSPORT.host(place)
+        stack.callback(host.close)
+        target = load_target(config, host)
+        host.offer(NONCE, LIFE)
+        guest = TRANSPORT.attach(
+            str(place / RING_SOCKET), nonce=NONCE, life=LIFE, shape=target.ring.shape, timeout=1.0
+        )
+        stack.callback(guest.close)
+        draft = DraftEngine(
+            load_draft(checkpoints.draft, target.dtype),
+            guest,
+            vocab_size=target.vocab_size,
+            slots=1,
+            context_window=CONTEXT,
+            max_ingest=256,
+        )
+        draft.warm_up()
+        yield RealPair(target, draft, block)
