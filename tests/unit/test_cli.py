@@ -1,6 +1,7 @@
 """The command line's front: help, version, one sentence per mistake, and the exit codes."""
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -32,8 +33,8 @@ def test_a_light_command_never_imports_torch_and_answers_within_300_ms(arguments
     # Not measured together with the start of coverage, where the suite runs under it.
     env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     best = float("inf")
-    for _ in range(8):  # the machine may be busy; what counts is what the command needs
-        start = time.monotonic()
+    for _ in range(8):
+        start, used = time.monotonic(), _children_seconds()
         done = subprocess.run(
             [sys.executable, "-I", "-c", code, *arguments],
             env=env,
@@ -42,11 +43,20 @@ def test_a_light_command_never_imports_torch_and_answers_within_300_ms(arguments
             timeout=20,
             check=False,
         )
-        best = min(best, time.monotonic() - start)
+        took = time.monotonic() - start
+        if os.getloadavg()[0] > len(os.sched_getaffinity(0)):
+            # The machine is busy with other things: count what the command itself needed.
+            took = _children_seconds() - used
+        best = min(best, took)
         assert done.returncode == 0, done.stdout + done.stderr
         if best <= 0.3:
             break
     assert best <= 0.3
+
+
+def _children_seconds():
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def test_the_version_is_the_packages():
