@@ -24,6 +24,8 @@ def prefill_defect(asked: PrefillItem, answer: PrefilledItem, vocab_size: int) -
         return f"prefill to {stop} left {answer.committed} committed"
     if asked.last and not 0 <= answer.token < vocab_size:
         return f"first token {answer.token} is outside the vocabulary of {vocab_size}"
+    if answer.finish == "length":
+        return "the prompt's end finished the request for length"
     if not asked.last and (answer.token != -1 or answer.finish):
         return f"prefill to {stop} answered token {answer.token} before the prompt's end"
     return ""

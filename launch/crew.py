@@ -37,6 +37,7 @@ from protocol.messages import (
 from protocol.placement import Placement, choose
 
 MODULES: Final[dict[Role, str]] = {"target": "target_daemon", "draft": "draft_daemon"}
+LIVES: Final[dict[Role, int]] = {"target": 1, "draft": 2}  # no two starts share one
 NO_DRAFT: Final = "no draft was asked for"
 _MAX_NONCE: Final = (1 << 63) - 1
 
@@ -71,15 +72,15 @@ class Crew:
     def start(self, run_dir: Path, stack: ExitStack) -> None:
         """Read both configs, then spawn both daemons; raises what `prepare` raises."""
         self._run_dir = run_dir
-        prepared = prepare(self._plan, run_dir, target_life=1, draft_life=2)
+        prepared = prepare(self._plan, run_dir, LIVES)
         configs: dict[Role, FrozenConfig] = {"target": prepared.target}
         if prepared.draft is not None:
             configs["draft"] = prepared.draft
-        for life, (role, config) in enumerate(configs.items(), start=1):
+        for role, config in configs.items():
             path = run_dir / f"{role}.json"
             write_config(config, path)
             child = Child(self._command(role, path), deadlines=self._plan.deadlines)
-            peer = Peer(role, life, child)
+            peer = Peer(role, LIVES[role], child)
             self._peers[role] = peer
             stack.callback(peer.close)
             peer.start(self._poller, run_dir)
@@ -192,9 +193,8 @@ class Crew:
             return
         self._timers.cancel(sent.timer)
         asked = sent.message
-        if isinstance(asked, Listed):
-            if isinstance(reply, Failed | ListedReply):
-                self._owner.on_answer(peer.role, asked, reply)
+        if isinstance(asked, Listed) and isinstance(reply, Failed | ListedReply):
+            self._owner.on_answer(peer.role, asked, reply)
             return
         try:
             self._meet(peer, asked, reply)

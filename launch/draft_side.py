@@ -117,6 +117,8 @@ class DraftSide:
     def take(self, asked: Request, item: Result, *, decoding: bool) -> bool:
         """Take in the answer to `asked`; True when a block is ready to be verified."""
         match asked, item:
+            case OpenItem(), ItemFailed():
+                self.lose(f"the draft refused: {item.detail}")  # it holds no slot
             case _, ItemFailed():
                 self._distrust(f"the draft refused: {item.detail}")
             case OpenItem(), OpenedItem():

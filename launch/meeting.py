@@ -9,7 +9,7 @@ from protocol.placement import Placement
 
 
 def check_hello(asked: Hello, answer: TargetHello | DraftHello, role: str) -> None:
-    """Raise unless the daemon speaks this wire version and answers this very Hello."""
+    """Raise unless it answers this very Hello, in this wire version, with possible numbers."""
     if answer.wire_version != WIRE_VERSION:
         raise WireMismatch(
             f"the {role} daemon speaks wire version {answer.wire_version}, this supervisor "
@@ -17,6 +17,24 @@ def check_hello(asked: Hello, answer: TargetHello | DraftHello, role: str) -> No
         )
     if answer.nonce != asked.nonce:
         raise ProtocolError(f"the {role} daemon answered another Hello")
+    if isinstance(answer, TargetHello):
+        check_target(answer)
+
+
+def check_target(target: TargetHello) -> None:
+    """Raise ProtocolError for numbers that no request could run with."""
+    least = {
+        "slots": 1,
+        "vocab_size": 1,
+        "max_positions": 2,
+        "prefill_chunk": 1,
+        "max_width": 1,
+        "ring_capacity": max(target.prefill_chunk, target.max_width) if target.taps else 0,
+    }
+    for name, number in least.items():
+        if getattr(target, name) < number:
+            found = getattr(target, name)
+            raise ProtocolError(f"the target states {name} {found}; at least {number} is needed")
 
 
 def check_pair(target: TargetHello, draft: DraftHello) -> None:

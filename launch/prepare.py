@@ -4,11 +4,13 @@ Which layers are captured comes from the draft's config; a draft for another tar
 here, before anything is loaded.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from launch.events import Role
 from launch.plan import Plan
 from protocol.checkpoints.draft_config import TargetFacts, check_pair, read_draft_config
 from protocol.checkpoints.target_config import read_model_config
@@ -23,12 +25,12 @@ class Prepared:
     draft: DraftConfig | None
 
 
-def prepare(plan: Plan, run_dir: Path, *, target_life: int, draft_life: int) -> Prepared:
+def prepare(plan: Plan, run_dir: Path, lives: Mapping[Role, int]) -> Prepared:
     """Raises CheckpointError, UnsupportedModel or DraftMismatch; starts and loads nothing."""
     target = TargetConfig(
         model=plan.model,
         run_dir=str(run_dir),
-        life=target_life,
+        life=lives["target"],
         dtype=plan.dtype,
         exact=plan.exact,
         threads=plan.threads,
@@ -47,7 +49,7 @@ def prepare(plan: Plan, run_dir: Path, *, target_life: int, draft_life: int) -> 
     draft = DraftConfig(
         draft=plan.draft,
         run_dir=str(run_dir),
-        life=draft_life,
+        life=lives["draft"],
         dtype=plan.dtype,
         threads=plan.threads,
         slots=plan.slots,

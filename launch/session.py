@@ -203,6 +203,9 @@ class Session:
 
     def _on_target_reply(self, asked: Request, item: Result) -> None:
         match asked, item:
+            case OpenItem(), ItemFailed():
+                self.phase = "new"  # there is nothing to close
+                self._end(Fail(from_wire(item.code, item.detail)))
             case _, ItemFailed():
                 self._end(Fail(from_wire(item.code, item.detail)))
             case OpenItem(), OpenedItem():

@@ -232,7 +232,7 @@ class Supervisor:
         hello, error = self._crew.target_hello, self._crew.error("target")
         if error is not None:
             self._desk.refuse_waiting(error)
-        elif hello is not None and self._crew.stage("target") == "ready":
+        elif self._desk.waiting and hello is not None and self._crew.stage("target") == "ready":
             self._desk.admit(TargetFacts.of(hello), hello.slots, self._draft(), self._crew.no_draft)
         self._grant()
 

@@ -22,10 +22,13 @@ from launch.events import (
     TargetFacts,
 )
 from launch.inprocess import VERBS
+from launch.peer import ANSWERED_BY
 from launch.session import Session
+from launch.supervisor import MESSAGES
 from launch.token_ids import pack_ids, unpack_ids
 from protocol.errors import DaemonDied, DaemonError
 from protocol.messages import CloseItem, ItemFailed, Piece, ProposedItem, Submit
+from protocol.state import Phase, advance
 
 SEQUENCE = 7
 TARGET_LIFE = 3
@@ -68,8 +71,12 @@ class World:
     held: list[Reply] = field(default_factory=list)
     said: list[Reply] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
+    marks: list[tuple[int, int]] = field(default_factory=list)
     ends: list[Finish | Fail] = field(default_factory=list)
     target_faults: int = 0
+    phases: dict[str, Phase] = field(
+        default_factory=lambda: {"target": Phase.NEW, "draft": Phase.NEW}
+    )
 
     def __post_init__(self):
         setting = self.setting
@@ -101,11 +108,12 @@ class World:
                 case Send(role, item):
                     assert role == "target" or self.draft_lives
                     self.asked[role].append(item)
+                    self._step(role, MESSAGES[type(item)])
                 case Emit(Piece() as piece):
                     assert piece.position == len(self.setting.prompt) + len(self.tokens)
                     self.pieces.append(piece)
-                case Emit():
-                    pass
+                case Emit(mark):
+                    self.marks.append((mark.done, mark.total))
                 case Finish() | Fail():
                     self.ends.append(command)
 
@@ -169,7 +177,9 @@ class World:
         elif self.asked[role]:
             item = self.asked[role].popleft()
             self.target_faults += role == "target"
-            self.feed(self._reply(role, _failed(item, "internal", "refused in this test")))
+            answer = _failed(item, "internal", "refused in this test")
+            self._see(role, item, answer)
+            self.feed(self._reply(role, answer))
 
     def deadline(self, role: str) -> None:
         number = self.session._asked._asked[role].round if role in self.session._asked else 0
@@ -187,6 +197,7 @@ class World:
         self.draft_life += 1
         self.draft = ModelDraft(self.target, self.setting.context, self.setting.luck)
         self.draft_lives = True
+        self.phases["draft"] = Phase.NEW
         self.feed(DraftUp(self.draft_facts))
 
     def kill_target(self) -> None:
@@ -215,9 +226,19 @@ class World:
         item = self.asked[role].popleft()
         engine = self.target if role == "target" else self.draft
         try:
-            return self._reply(role, getattr(engine, VERBS[type(item)])(item))
+            answer = getattr(engine, VERBS[type(item)])(item)
         except DaemonError as error:
-            return self._reply(role, _failed(item, error.code, str(error)))
+            answer = _failed(item, error.code, str(error))
+        self._see(role, item, answer)
+        return self._reply(role, answer)
+
+    def _see(self, role: str, item, answer) -> None:
+        (reply,) = ANSWERED_BY[MESSAGES[type(item)]]
+        self._step(role, ItemFailed if isinstance(answer, ItemFailed) else reply)
+
+    def _step(self, role: str, message) -> None:
+        """Whatever is sent and answered must be legal by the table of the protocol."""
+        self.phases[role] = advance(role, self.phases[role], message, sequence=SEQUENCE)
 
     def _reply(self, role: str, item) -> Reply:
         return Reply(role, TARGET_LIFE, self.draft_life, item)

@@ -3,7 +3,7 @@
 import pytest
 
 from launch.deadlines_heap import Timer
-from launch.meeting import check_hello, check_pair
+from launch.meeting import check_hello, check_pair, check_target
 from launch.peer import Peer
 from launch.process import Child
 from protocol.config import Deadlines
@@ -176,3 +176,18 @@ def test_a_loaded_draft_for_another_target_is_refused_with_both_values(change, w
     check_pair(Facts, DraftHello(**DRAFT, **LIVES))
     with pytest.raises(DraftMismatch, match=words):
         check_pair(Facts, DraftHello(**(DRAFT | change), **LIVES))
+
+
+class Numbers:
+    slots, vocab_size, max_positions, prefill_chunk, max_width = 1, 1, 2, 8, 4
+    ring_capacity, taps = 8, (1,)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["slots", "vocab_size", "max_positions", "prefill_chunk", "max_width", "ring_capacity"],
+)
+def test_a_target_that_states_impossible_numbers_is_refused(name):
+    check_target(Numbers)
+    with pytest.raises(ProtocolError, match=name):
+        check_target(type("Less", (Numbers,), {name: 0}))

@@ -6,7 +6,7 @@ from support.model_pair import VOCAB
 from support.session_world import SEQUENCE, Setting, World
 
 from launch.answers import ingest_defect
-from launch.events import CancelRequested, DeadlineExpired, Emit, Fail, Finish, Reply, Send, Start
+from launch.events import CancelRequested, DeadlineExpired, Fail, Finish, Reply, Start
 from launch.token_ids import pack_ids
 from protocol.errors import DaemonDied, DeadlineExceeded, InternalError, ProtocolError
 from protocol.messages import (
@@ -16,7 +16,6 @@ from protocol.messages import (
     OpenItem,
     Piece,
     PrefillItem,
-    Progress,
     ProposeItem,
     VerifyItem,
 )
@@ -134,20 +133,9 @@ def test_without_a_draft_every_round_is_one_row_wide_and_says_why():
 
 
 def test_progress_counts_prompt_positions():
-    made = World(Setting(PROMPT, 3, chunk=8))
-    marks = []
-    commands = made.session.handle(Start())
-    while commands:
-        event = None
-        for command in commands:
-            if isinstance(command, Emit) and isinstance(command.message, Progress):
-                marks.append((command.message.done, command.message.total))
-            if isinstance(command, Send):
-                made.asked[command.role].append(command.item)
-        role = next((role for role in ("target", "draft") if made.asked[role]), None)
-        event = made._compute(role) if role else None
-        commands = made.session.handle(event) if event else ()
-    assert marks == [(8, 20), (16, 20), (20, 20)]
+    made = world(chunk=8)
+    made.drain()
+    assert made.marks == [(8, 20), (16, 20), (20, 20)]
 
 
 def test_a_draft_that_dies_in_a_round_leaves_the_request_alive_and_its_reason():
@@ -258,6 +246,14 @@ def test_the_computation_under_way_at_a_cancel_is_dropped_and_counted():
     assert made.session.num_stale_replies == 1
 
 
+def test_a_target_without_a_slot_refuses_and_there_is_nothing_to_close():
+    made = world()
+    made.refuse("target")
+    (end,) = made.ends
+    assert isinstance(end, Fail)
+    assert not made.asked["target"]
+
+
 @pytest.mark.parametrize(
     ("happens", "error"),
     [
@@ -318,9 +314,10 @@ def test_a_verdict_that_keeps_other_drafts_than_the_blocks_fails_the_request():
 
 def test_a_target_that_answered_for_its_first_row_alone_is_believed():
     made = until("target", VerifyItem, luck=1000)
-    item = made.asked["target"].popleft()
-    narrow = msgspec.structs.replace(item, tokens=item.tokens[:4])
-    made.feed(Reply("target", 3, made.draft_life, made.target.verify(narrow)))
+    item = made.asked["target"][0]
+    made.asked["target"][0] = msgspec.structs.replace(item, tokens=item.tokens[:4])
+    made.answer("target")
+    assert len(made.pieces[-1].chosen) == 4 < 4 * made.pieces[-1].width
     made.drain()
     assert made.tokens == made.setting.text[0]
 
@@ -328,6 +325,7 @@ def test_a_target_that_answered_for_its_first_row_alone_is_believed():
 PREFILL_DEFECTS = {
     "committed": lambda item: {"committed": item.committed + 1},
     "early": lambda item: {"token": 5},
+    "length": lambda item: {"finish": "length"},
     "vocabulary": lambda item: {"token": VOCAB},
 }
 
