@@ -69,6 +69,7 @@ proof: $(VENV)/installed-dev  ## the full-size proofs; writes docs/proof.json
 
 reference: $(VENV)/installed-dev  ## compare with the reference package, in an environment of its own
 	$(BIN)/python tests/reference/run.py
+	$(BIN)/python tests/reference/acceptance_store.py
 
 bench: $(VENV)/installed-dev  ## measure on the public prompts; see benchmarks/README.md
 	$(BIN)/dflashd pull
