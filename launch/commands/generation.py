@@ -100,7 +100,7 @@ class Receiver:
         if not text or self.closed:
             return
         self._texts.append(text)
-        self._line.clear()
+        self._line.end()
         try:
             self._output.write(text)
         except BrokenPipeError:

@@ -60,8 +60,13 @@ class ProgressLine:
             self._status.start()
         self._status.update(text)
 
+    def end(self) -> None:
+        """Remove the line for good: text is being written, on what may be the same terminal."""
+        self.clear()
+        self._shown = False
+
     def clear(self) -> None:
-        """Remove the line; text may be written now."""
+        """Remove the line; the next `say` shows it again."""
         if self._status is not None:
             self._status.stop()
             self._status = None

@@ -86,6 +86,18 @@ def test_progress_says_how_far_the_prompt_is(monkeypatch):
     assert said == ["reading the prompt: 256 of 1000 tokens"]
 
 
+def test_once_text_is_shown_no_progress_is_drawn_into_it(monkeypatch, capsys):
+    monkeypatch.setattr(output.Console, "is_terminal", True)
+    line = ProgressLine(shown=True)
+    receiver = Receiver(Letters(), TextOutput(shown=True), TraceFile(None), line)
+    line.say("loading")
+    assert line._status is not None
+    receiver(_piece(0))
+    line.say("draft daemon: failed")
+    assert line._status is None
+    assert "failed" not in capsys.readouterr().err
+
+
 def test_after_the_reader_went_away_nothing_is_written_and_nothing_raised(monkeypatch):
     class Gone(io.StringIO):
         def write(self, _text):
