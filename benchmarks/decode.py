@@ -131,12 +131,13 @@ def report(
     options: argparse.Namespace,
     modes: Mapping[str, Mode],
     runs: Mapping[str, Sequence[Generation]],
+    pairs: Sequence[tuple[str, str]],
 ) -> dict[str, Any]:
     """Everything that was measured, as it is printed and written."""
     found: dict[str, Any] = {
         "machine": machine.describe(),
         "settings": {key: str(value) for key, value in vars(options).items()},
-        "ratios": ratios(runs, PAIRS),
+        "ratios": ratios(runs, pairs),
         "modes": {},
         "identical": {},
     }
@@ -146,13 +147,27 @@ def report(
             "facts": dict(mode.facts),
             "memory": {role: machine.memory(pid) for role, pid in mode.pids.items()},
         }
-    for one, other in PAIRS:
+    for one, other in pairs:
         if one in runs and other in runs:
             found["identical"][f"{one}/{other}"] = identical(runs[one], runs[other])
+    found["memory_bars"] = memory_bars(found["modes"])
     if "speculative" in runs and "inprocess" in runs:
         found["different_forwards"] = same_forwards(runs["speculative"], runs["inprocess"])
     found["prompts"] = {name: [record(run) for run in one] for name, one in runs.items()}
     return found
+
+
+def memory_bars(modes: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """What each daemon holds, beside what it may: of its weights, and some for the rest."""
+    mode = modes.get("speculative")
+    if mode is None:
+        return {}
+    weights, held = mode["facts"]["weight_bytes"], mode["memory"]
+    return {
+        role: {"held": held[role][kind], "bar": 1.25 * weights[role] + room}
+        for role, kind, room in (("target", "rss", 500e6), ("draft", "private", 400e6))
+        if role in held
+    }
 
 
 def say(line: str) -> None:
@@ -174,7 +189,7 @@ def main(arguments: Sequence[str]) -> int:
             modes[name] = start_mode(name, plan, stops)
             stack.callback(modes[name].close)
         runs = measure(modes, prompts, options.max_tokens)
-        found = report(options, modes, runs)
+        found = report(options, modes, runs, PAIRS)
         daemons = modes.get("speculative")
         if "concurrent" in options.modes and isinstance(daemons, Daemons):
             found["concurrent"] = measure_two_at_once(daemons, prompts, options.max_tokens)

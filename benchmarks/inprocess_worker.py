@@ -7,7 +7,7 @@ from the very configs that daemons would get.
 import itertools
 import os
 import time
-from dataclasses import astuple
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ class InProcess:
         )
         first, last = pieces[0][1], pieces[-1][1]
         pairs = itertools.pairwise(pieces)
-        rounds = [astuple(round_of(piece, now - before)) for (_, before), (piece, now) in pairs]
+        rounds = [asdict(round_of(piece, now - before)) for (_, before), (piece, now) in pairs]
         ids = [token for piece, _ in pieces for token in unpack_ids(piece.tokens)]
         assert tuple(ids) == result.token_ids
         return {"ids": ids, "first": first - began, "total": last - began, "rounds": rounds}

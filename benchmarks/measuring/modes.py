@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+import msgspec
 from measuring.figures import Generation, Round
 from measuring.prompts import Prompt
 
@@ -115,10 +116,10 @@ class Daemons:
             self.close()
             raise RuntimeError(f"the pair is {status.mode}: {status.mode_reason}")
         daemons = {"target": status.target, "draft": status.draft}
-        self.pids = {role: one.pid for role, one in daemons.items() if one.pid is not None}
-        self.pids["supervisor"] = os.getpid()
+        pids = {role: one.pid for role, one in daemons.items() if one.pid is not None}
+        self.pids: Mapping[str, int] = {**pids, "supervisor": os.getpid()}
         target, draft = status.target_facts, status.draft_facts
-        self.facts = {
+        self.facts: Mapping[str, Any] = {
             "transport": status.transport,
             "load_seconds": status.load_seconds,
             "dtype": "" if target is None else target.dtype,
@@ -162,11 +163,11 @@ class Worker:
             [*command, json.dumps(settings)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         try:
-            self.facts = self._read()
+            self.facts: Mapping[str, Any] = self._read()
         except BaseException:
             self.close()
             raise
-        self.pids = {role: self._process.pid}
+        self.pids: Mapping[str, int] = {role: self._process.pid}
 
     def generate(self, prompt: Prompt, max_tokens: int) -> Generation:
         assert self._process.stdin is not None
@@ -174,19 +175,16 @@ class Worker:
         self._process.stdin.write(job.encode() + b"\n")
         self._process.stdin.flush()
         answer = self._read()
-        rounds = [
-            Round(*(tuple(part) if isinstance(part, list) else part for part in one))
-            for one in answer["rounds"]
-        ]
+        rounds = msgspec.convert(answer["rounds"], tuple[Round, ...])
         return Generation(
-            prompt.name, tuple(answer["ids"]), answer["first"], answer["total"], tuple(rounds)
+            prompt.name, tuple(answer["ids"]), answer["first"], answer["total"], rounds
         )
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}")
+            raise RuntimeError(f"{self._process.args!r} ended with {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

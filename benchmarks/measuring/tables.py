@@ -17,10 +17,16 @@ def print_report(found: Mapping[str, Any]) -> None:
         _print_mode(name, mode)
     for name, values in found["ratios"].items():
         print(f"{name}: {_spread(values)}")
+    for name, mode in found["modes"].items():
+        if "versions" in mode["facts"]:
+            print(f"{name}: {mode['facts']['versions']}")
     for name, same in found["identical"].items():
         print(f"{name}: {same['identical']} of {same['prompts']} texts identical")
     if "different_forwards" in found:
         print(f"inprocess ran the same forwards: {not found['different_forwards']}")
+    for role, values in found["memory_bars"].items():
+        held, bar = values["held"] / MEGA, values["bar"] / MEGA
+        print(f"{role} holds {held:.0f} MB of at most {bar:.0f} MB")
     for name, values in found.get("concurrent", {}).items():
         print(f"concurrent {name}: {_spread(values)}")
 
