@@ -117,8 +117,20 @@ class Member:
 
 
 def _owner_is_dead(path: Path) -> bool:
+    """Whether the owner's lock is free, or will be in a moment.
+
+    The parent-death signal comes when the owner's main thread ends. Its other threads may still be
+    ending then, and hold its files open: to a daemon that looks at the lock, the owner lives.
+    """
     with _taken(path / OWNER_LOCK) as owner_is_dead:
-        return owner_is_dead
+        if owner_is_dead:
+            return True
+    try:
+        pid = (path / OWNER_LOCK).read_text(encoding="ascii").strip()
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True  # removed meanwhile, or the process is gone
+    return state.rpartition(")")[2].split()[0] in "ZX"
 
 
 def remove_if_orphaned(path: Path) -> bool:

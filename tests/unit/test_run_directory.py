@@ -2,6 +2,7 @@ import fcntl
 import os
 import signal
 import stat
+import subprocess
 import sys
 import threading
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from support import run_directory_owner
 from support.children import events_until
+from support.waiting import until
 
 from launch.process import Child, Exited
 from protocol.config import Deadlines
@@ -19,6 +21,7 @@ from protocol.run_directory import (
     OWNER_LOCK,
     Member,
     RunDirectory,
+    _owner_is_dead,
     remove_if_orphaned,
     sweep_orphans,
 )
@@ -205,3 +208,16 @@ def test_an_owner_waits_out_a_sweeper(runtime_dir):
     with RunDirectory(path) as run:
         assert (run.path / OWNER_LOCK).exists()
     sweeper.join()
+
+
+def test_an_owner_that_is_dying_but_holds_its_lock_still_counts_as_dead(runtime_dir):
+    with RunDirectory() as run:
+        assert not _owner_is_dead(run.path)
+        with subprocess.Popen(["true"]) as child:
+            # Not waited for yet: ended, and not gone, as a killed process with threads is.
+            stat_file = Path(f"/proc/{child.pid}/stat")
+            until(lambda: stat_file.read_text().rpartition(")")[2].split()[0] == "Z")
+            (run.path / OWNER_LOCK).write_text(f"{child.pid}\n")
+            assert _owner_is_dead(run.path)
+        (run.path / OWNER_LOCK).unlink()
+        assert _owner_is_dead(run.path)
