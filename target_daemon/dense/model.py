@@ -84,8 +84,8 @@ class DenseTarget(NativeTarget):
             dtype=self.dtype,
         )
         loader = DenseLoader(Checkpoint(request.tensors), model, layout, self.dtype)
-        self._weights = loader.load(request.host)
-        self.weight_bytes = self._weights.bytes
+        self.weights = loader.load(request.host)
+        self.weight_bytes = self.weights.bytes
         self.key_values = KeyValues(
             slots=config.slots,
             layers=model.num_layers,
@@ -187,22 +187,12 @@ class DenseTarget(NativeTarget):
         caches = self.key_values.readers(slot, length)
         writers = self.key_values.writers(slot, base, count)
         captured = self._capture.columns
-        heads, kv, dim, scale = self._heads, self._kv_heads, self._dim, self._dim**-0.5
-        for index, layer in enumerate(self._weights.layers):
-            fused = layer.qkv(layer.input_norm(hidden)).view(rows, heads + 2 * kv, dim)
+        for index, layer in enumerate(self.weights.layers):
+            fused = layer.qkv(layer.input_norm(hidden)).view(rows, -1, self._dim)
             self._turn(layer, fused, angles)
-            pairs = fused[:count, heads:].view(count, 2, kv, dim).permute(1, 2, 0, 3)
-            writers[index].copy_(pairs)
-            query = fused[:, :heads].view(rows, kv, -1, dim).permute(1, 2, 0, 3)
-            mixed = attend_folded(
-                query.reshape(1, kv, -1, dim),
-                caches[2 * index],
-                caches[2 * index + 1],
-                masks[layer.window],
-                scale,
-            )
-            mixed = mixed.view(kv, -1, rows, dim).permute(2, 0, 1, 3).reshape(rows, -1)
-            layer.output.add_to(hidden, mixed)
+            self._store(fused[:count], writers[index])
+            key, value = caches[2 * index], caches[2 * index + 1]
+            layer.output.add_to(hidden, self._mix(fused, key, value, masks[layer.window]))
             inner = layer.gate_up(layer.post_norm(hidden))
             middle = inner.shape[1] // 2
             gate = functional.silu(inner[:, :middle], inplace=True).mul_(inner[:, middle:])
@@ -210,6 +200,22 @@ class DenseTarget(NativeTarget):
             if index in captured:
                 self._capture.take(index, hidden)
         return hidden
+
+    def _store(self, fused: Tensor, rows: Tensor) -> None:
+        """Key and value of `fused` [n, heads + 2 kv, d] into `rows` [2, kv, n, d]."""
+        pairs = fused[:, self._heads :].view(-1, 2, self._kv_heads, self._dim)
+        rows.copy_(pairs.permute(1, 2, 0, 3))
+
+    def _mix(self, fused: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        """Attention of the query in `fused`; returns [n, heads * d]."""
+        rows, kv, dim = fused.shape[0], self._kv_heads, self._dim
+        query = fused[:, : self._heads].view(rows, kv, -1, dim)
+        scale = dim**-0.5
+        if rows == 1:  # nothing to fold: four views fewer a layer
+            return attend_folded(query, key, value, mask, scale).reshape(1, -1)
+        folded = query.permute(1, 2, 0, 3).reshape(1, kv, -1, dim)
+        mixed = attend_folded(folded, key, value, mask, scale)
+        return mixed.view(kv, -1, rows, dim).permute(2, 0, 1, 3).reshape(rows, -1)
 
     def _turn(self, layer: LayerWeights, fused: Tensor, angles: tuple[Tensor, ...]) -> None:
         """Normalise (Qwen3) and rotate query and key in place; `fused` [n, heads + 2 kv, d]."""
@@ -239,7 +245,14 @@ class DenseTarget(NativeTarget):
         self.key_values.restore(PROBE_SLOT, 0, past.normal_(generator=generator))
         try:
             with self._capture.paused():
-                return settle(self, tokens, base=base, block=self.max_width, exact=config.exact)
+                return settle(
+                    self,
+                    tokens,
+                    base=base,
+                    block=self.max_width,
+                    exact=config.exact,
+                    coarse=self.dtype == torch.bfloat16,
+                )
         finally:
             self.key_values.clear(PROBE_SLOT, base + rows)
 
@@ -262,17 +275,17 @@ class DenseTarget(NativeTarget):
     # --- embedding and head --------------------------------------------------------------------
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
-        return functional.embedding(tokens, self._weights.embed).to(self.dtype)
+        return functional.embedding(tokens, self.weights.embed).to(self.dtype)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self._weights.head(self._weights.norm(hidden)).float()
+        return self.weights.head(self.weights.norm(hidden)).float()
 
     @torch.inference_mode()
     def project_hidden_to_tokens(self, hidden: Tensor) -> Tensor:
-        return self._weights.head(hidden.to(self.dtype)).float().argmax(dim=-1)
+        return self.weights.head(hidden.to(self.dtype)).float().argmax(dim=-1)
 
     @torch.inference_mode()
     def project_hidden_to_topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        scores = self._weights.head(hidden.to(self.dtype)).float()
+        scores = self.weights.head(hidden.to(self.dtype)).float()
         best, ids = scores.topk(k, dim=-1)
         return best - scores.logsumexp(dim=-1, keepdim=True), ids

@@ -32,6 +32,10 @@ class LayerWeights:
     down: Linear  # intermediate -> hidden
     window: int | None
 
+    def products(self) -> tuple[Linear, ...]:
+        """The layer's products, in the order in which they run."""
+        return (self.qkv, self.output, self.gate_up, self.down)
+
 
 @dataclass(frozen=True, slots=True)
 class DenseWeights:
@@ -149,7 +153,7 @@ def _tensors(layers: tuple[LayerWeights, ...]) -> Iterator[Tensor]:
     for layer in layers:
         yield from (layer.input_norm.weight, layer.post_norm.weight)
         yield from (norm.weight for norm in (layer.q_norm, layer.k_norm) if norm is not None)
-        for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+        for linear in layer.products():
             yield linear.weight
             if linear.bias is not None:
                 yield linear.bias

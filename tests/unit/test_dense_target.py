@@ -5,11 +5,14 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.gguf_files import TinyGGUF
 from support.plain_host import PlainHost
 from support.targets import load, prompt
 from support.tiny_target import write_tiny_target
 
+from protocol.checkpoints.gguf import GGUFModel
 from protocol.checkpoints.target_config import read_model_config
+from protocol.checkpoints.tensors import open_tensors
 from protocol.errors import CheckpointError, ConfigError, UnsupportedModel
 from target_daemon.dense.layout import Rules, resolve
 
@@ -228,3 +231,24 @@ def test_windows_follow_the_layer_types_or_the_first_windowed_layer(tmp_path):
 def test_what_a_family_does_not_do_is_refused_by_key(tmp_path, rules, overrides, error, words):
     with pytest.raises(error, match=words):
         resolve(model(tmp_path, **overrides), rules)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+def test_a_gguf_file_is_the_same_model_as_the_folder_of_its_tensors(tmp_path, arch):
+    file = TinyGGUF(arch=arch, pre="smollm" if arch == "llama" else "qwen2").write(
+        tmp_path / "tiny.gguf"
+    )
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(GGUFModel(file).config()))
+    with open_tensors(file) as source:
+        names = source.names()
+        tensors = {name: source.get(name) for name in names}
+        assert all(source.shape(name) == tuple(tensors[name].shape) for name in names)
+        with pytest.raises(CheckpointError, match="ghost is missing"):
+            source.get("ghost")
+    assert all(value.dtype == torch.bfloat16 for value in tensors.values())
+    save_file(tensors, folder / "model.safetensors")
+    ids = prompt(12)
+    one, other = (load(path, taps=(0, 1)).verify_batch(0, ids, 0, "all") for path in (file, folder))
+    assert torch.equal(one, other)
