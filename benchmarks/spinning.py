@@ -36,7 +36,7 @@ def environment(setting: str) -> Iterator[None]:
     for name in VARIABLES:
         os.environ.pop(name, None)
     if setting != "default":
-        os.environ.update(part.split("=", 1) for part in setting.split(","))
+        os.environ.update(dict(part.split("=", 1) for part in setting.split(",")))
     try:
         yield
     finally:
