@@ -85,14 +85,16 @@ class AttentionShape:
 
 
 def settle(
-    target: Probed, tokens: Tensor, *, base: int, block: int, exact: bool
+    target: Probed, tokens: Tensor, *, base: int, block: int, exact: bool, coarse: bool = False
 ) -> tuple[Widths, Exactness]:
     """Probe `target` and decide how its forwards are cut.
 
     `tokens` [REFERENCE + max(WIDE, block) or more] are any ids, `base` is where they stand;
     `block` is the widest decode forward.
-    Without `exact` nothing is cut, and the answer only says what is so. Raises ExactUnavailable
-    where `exact` is asked for and no cut makes rows agree.
+    Without `exact` nothing is cut, and the answer only says what is so; but where rounding is
+    `coarse` (bf16, whose best two logits are often one step apart, so that another width is often
+    another text) narrow decode forwards are padded all the same if that alone makes rows agree.
+    Raises ExactUnavailable where `exact` is asked for and no cut makes rows agree.
     """
     widest = max(block, REFERENCE)
     multiple = _key_multiple(target.probe_attention(), widest)
@@ -100,21 +102,17 @@ def settle(
     reference = target.probe_rows(tokens[:REFERENCE], base)
     agrees = _comparer(target, tokens, base, reference)
     if not exact:
-        return _describe(agrees, multiple, widest)
+        widths, verdict = _describe(agrees, multiple, widest)
+        if verdict.kind == "no" and coarse and multiple is not None:
+            return _padded(agrees, multiple, widest) or (widths, verdict)
+        return widths, verdict
     if multiple is None:
         raise ExactUnavailable("--exact: attention rows depend on the length of the context here")
-    if not all(agrees(REFERENCE, shift) for shift in (1, REFERENCE - 1)):
+    if not _keeps_places(agrees):
         raise ExactUnavailable(
             f"--exact: a row depends on its place among {REFERENCE} rows; no padding mends that"
         )
-    least = narrow = REFERENCE
-    while least > 1 and agrees(least - 1, 0):
-        least -= 1
-    # The narrowest width is the one whose rows most often depend on their place.
-    while least < REFERENCE and not agrees(least, 1):
-        least += 1
-    while narrow < widest and agrees(narrow + 1, 0):
-        narrow += 1
+    least, narrow = _least(agrees), _narrow(agrees, widest)
     wide = (narrow, *(width for width in WIDE if width > narrow and agrees(width, 0)))
     widths = Widths(least, narrow, wide, multiple)
     native = least == 1 and narrow >= widest
@@ -134,7 +132,37 @@ def _describe(agrees: "Agrees", multiple: int | None, widest: int) -> tuple[Widt
     return Widths(key_multiple=multiple), Exactness("native", detail)
 
 
+def _padded(agrees: "Agrees", multiple: int, widest: int) -> tuple[Widths, Exactness] | None:
+    """Decode forwards padded to the narrowest width that agrees, prompt chunks left whole."""
+    if not _keeps_places(agrees) or _narrow(agrees, widest) < widest:
+        return None
+    least = _least(agrees)
+    detail = f"rows agree at widths {least} to {widest}; narrower forwards are padded"
+    return Widths(least=least, key_multiple=multiple), Exactness("padded", detail)
+
+
 Agrees = Callable[[int, int], bool]
+
+
+def _keeps_places(agrees: Agrees) -> bool:
+    return all(agrees(REFERENCE, shift) for shift in (1, REFERENCE - 1))
+
+
+def _least(agrees: Agrees) -> int:
+    least = REFERENCE
+    while least > 1 and agrees(least - 1, 0):
+        least -= 1
+    # The narrowest width is the one whose rows most often depend on their place.
+    while least < REFERENCE and not agrees(least, 1):
+        least += 1
+    return least
+
+
+def _narrow(agrees: Agrees, widest: int) -> int:
+    narrow = REFERENCE
+    while narrow < widest and agrees(narrow + 1, 0):
+        narrow += 1
+    return narrow
 
 
 def _comparer(target: Probed, tokens: Tensor, base: int, reference: Tensor) -> Agrees:

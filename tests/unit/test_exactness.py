@@ -29,8 +29,8 @@ class Model:
         return AttentionShape(1, 2, 8, 1024, torch.float32)
 
 
-def run(quirk, *, block=8, exact=True):
-    return settle(Model(quirk), TOKENS, base=59, block=block, exact=exact)
+def run(quirk, *, block=8, exact=True, coarse=False):
+    return settle(Model(quirk), TOKENS, base=59, block=block, exact=exact, coarse=coarse)
 
 
 def test_rows_that_never_differ_are_native():
@@ -51,6 +51,23 @@ def test_a_narrow_outlier_is_padded_with_exact_and_reported_without():
     widths, verdict = run(quirk, exact=False)
     assert (verdict.kind, widths.least) == ("no", 1)
     assert "width 1 differ" in verdict.detail
+
+
+def test_coarse_rounding_has_narrow_forwards_padded_and_prompt_chunks_left_whole():
+    widths, verdict = run(lambda width, index: width < 3 or width > 8, exact=False, coarse=True)
+    assert (verdict.kind, widths.least) == ("padded", 3)
+    assert widths.passes(1) == [(0, 1, 3)]
+    assert widths.passes(256) == [(0, 256, 256)]
+
+
+@pytest.mark.parametrize(
+    ("quirk", "block"),
+    [(lambda width, index: index, 8), (lambda width, index: width > 12, 16)],
+    ids=["place", "block"],
+)
+def test_coarse_rounding_that_no_padding_mends_is_reported_and_not_refused(quirk, block):
+    widths, verdict = run(quirk, block=block, exact=False, coarse=True)
+    assert (verdict.kind, widths.least) == ("no", 1)
 
 
 def test_a_gap_in_the_middle_counts_up_to_the_reference():
