@@ -14,6 +14,7 @@ PROOFS = {
     "lossless_float32_exact_two_daemons",
     "lossless_float32",
     "acceptance_equals_reference",
+    "lossless_bfloat16_exact",
     "lossless_bfloat16",
 }
 NARROW = Difference("p", 3, 1e-4, "target", (1, 2))
