@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 
 MAX_SEQUENCES: Final = 64
 MAX_TOKEN_BYTES: Final = 4 << 20  # one million int32 ids
@@ -26,6 +26,19 @@ Text = Annotated[str, Meta(max_length=16384)]
 TokenBytes = Annotated[bytes, Meta(max_length=MAX_TOKEN_BYTES)]  # int32, little-endian
 Ids = Annotated[tuple[Count, ...], Meta(max_length=4096)]
 Finish = Literal["", "stop", "length"]
+
+MAX_BIASES: Final = 1024
+MAX_LOGPROBS: Final = 20
+
+# The ranges of sampling; the command's options read them from here.
+Temperature = Annotated[float, Meta(ge=0.0, le=10.0)]
+TopK = Annotated[int, Meta(ge=0, le=1_000_000)]
+TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
+MinP = Annotated[float, Meta(ge=0.0, le=1.0)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.1, le=10.0)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
+Logprobs = Annotated[int, Meta(ge=-1, le=MAX_LOGPROBS)]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -165,12 +178,28 @@ class Paired(LinkMessage, frozen=True, kw_only=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tokens of one request are chosen; the one argument of `protocol.choice` that varies."""
+    """How tokens of one request are chosen; the one argument of `protocol.choice` that varies.
 
-    temperature: Annotated[float, Meta(ge=0.0, le=0.0)] = 0.0  # greedy; widened with sampling
-    seed: Id = 0
+    In the order of application; `docs/sampling.md` defines each. `eos_token_ids` are ended by, or
+    with `ignore_eos` banned, as the target's own are, which it adds. `prompt_tokens` is where the
+    output begins in the history; the target fills it in at the end of the prompt.
+    """
+
+    logit_bias: Annotated[tuple[tuple[Count, Bias], ...], Meta(max_length=MAX_BIASES)] = ()
+    eos_token_ids: Ids = ()
     stop_token_ids: Ids = ()
     ignore_eos: bool = False
+    min_tokens: Count = 0
+    prompt_tokens: Count = 0
+    repetition_penalty: RepetitionPenalty = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    temperature: Temperature = 0.0  # 0: the largest logit
+    top_k: TopK = 0  # 0: all
+    top_p: TopP = 1.0
+    min_p: MinP = 0.0
+    seed: Id = 0
+    logprobs: Logprobs = -1  # so many alternatives with each token; -1: no log-probabilities
 
 
 class OpenItem(Item, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Final, Literal
 
+import msgspec
 import torch
 
 from protocol.choice import choose
@@ -37,7 +38,7 @@ from protocol.messages import (
 )
 from protocol.transports.base import RingView
 from target_daemon.failures import typed_failures
-from target_daemon.sequences import Sequence, Sequences
+from target_daemon.sequences import Sequence, Sequences, resolved
 from target_daemon.target import DFlashTarget
 from target_daemon.verify.base import Block, Judgement, Rules, VerifyStrategy
 from target_daemon.verify.chain import STRATEGY as CHAIN
@@ -78,8 +79,10 @@ class Engine:
         return self._limits.rollback if self._target.supports_fast_rollback else "replay"
 
     def open(self, item: OpenItem) -> OpenedItem:
-        """Reserve a slot, or raise Overloaded; ring rows of the slot now belong to it."""
-        sequence = self._sequences.open(item, self._target.eos_token_ids)
+        """Reserve a slot, or raise Overloaded or UsageError; its ring rows now belong to it."""
+        target = self._target
+        sampling = resolved(item.sampling, target.eos_token_ids, target.vocab_size)
+        sequence = self._sequences.open(item, sampling)
         self._target.reset(sequence.slot)
         if self._ring is not None:
             self._ring.claim(sequence.slot, item.sequence)
@@ -213,7 +216,9 @@ class Engine:
             sequence.tokens[item.start : stop] = tokens
             if logits is None:
                 return NO_TOKEN
-            token = int(choose(logits, stop, sequence.sampling, sequence.tokens[:stop])[0])
+            sampling = msgspec.structs.replace(sequence.sampling, prompt_tokens=stop)
+            sequence.sampling = sampling
+            token = int(choose(logits, stop, sampling, sequence.tokens[:stop])[0])
             sequence.tokens[stop] = token
             return token
 

@@ -4,10 +4,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import torch
 from torch import Tensor
 
-from protocol.errors import Overloaded, ProtocolError, StaleMessage, UnknownSequence
+from protocol.errors import Overloaded, ProtocolError, StaleMessage, UnknownSequence, UsageError
 from protocol.messages import Finish, OpenItem, Sampling, Verdict
 
 REMEMBERED_CLOSED: Final = 4096
@@ -19,7 +20,7 @@ class Sequence:
 
     slot: int
     sampling: Sampling
-    stops: frozenset[int]
+    stops: frozenset[int]  # EOS, where it is not ignored, and the stop tokens
     tokens: Tensor  # [max_positions + 1] int64, filled up to and with the pending token
     committed: int = 0
     prefilled: bool = False
@@ -33,6 +34,18 @@ class Sequence:
         return int(self.tokens[self.committed])
 
 
+def resolved(sampling: Sampling, eos: tuple[int, ...], vocab_size: int) -> Sampling:
+    """`sampling` with the target's own EOS ids; UsageError for ids that the target does not have.
+
+    A tokenizer's EOS that the target cannot produce ends nothing, and is left out.
+    """
+    for token in (*(token for token, _ in sampling.logit_bias), *sampling.stop_token_ids):
+        if token >= vocab_size:
+            raise UsageError(f"token id {token}; this target's are 0 to {vocab_size - 1}")
+    ends = {token for token in sampling.eos_token_ids if token < vocab_size} | set(eos)
+    return msgspec.structs.replace(sampling, eos_token_ids=tuple(sorted(ends)))
+
+
 class Sequences:
     """Hands out `slots` slots; a sequence that was closed is never opened again."""
 
@@ -42,8 +55,11 @@ class Sequences:
         self._open: dict[int, Sequence] = {}
         self._closed: deque[int] = deque(maxlen=REMEMBERED_CLOSED)
 
-    def open(self, item: OpenItem, eos: tuple[int, ...]) -> Sequence:
-        """Take a free slot, or raise Overloaded, StaleMessage (closed) or ProtocolError (open)."""
+    def open(self, item: OpenItem, sampling: Sampling) -> Sequence:
+        """Take a free slot for the `resolved` sampling.
+
+        Raises Overloaded, StaleMessage (closed) or ProtocolError (open).
+        """
         if item.sequence in self._open:
             raise ProtocolError(f"sequence {item.sequence} is open already")
         if item.sequence in self._closed:
@@ -51,8 +67,8 @@ class Sequences:
         if not self._free:
             raise Overloaded(f"all {len(self._open)} slots of the target are taken")
         slot = self._free.popleft()
-        sampling = item.sampling
-        stops = frozenset(sampling.stop_token_ids) | frozenset(() if sampling.ignore_eos else eos)
+        ends = frozenset(() if sampling.ignore_eos else sampling.eos_token_ids)
+        stops = frozenset(sampling.stop_token_ids) | ends
         sequence = Sequence(slot, sampling, stops, self._tokens[slot])
         self._open[item.sequence] = sequence
         return sequence

@@ -13,6 +13,7 @@ from support.toy_target import AttentionTarget, RecurrentTarget
 
 from protocol import errors
 from protocol.config import TargetConfig
+from protocol.errors import UsageError
 from protocol.messages import OpenItem, Sampling
 from target_daemon.engine import Engine, Limits
 from target_daemon.families.base import load_target
@@ -165,11 +166,21 @@ def test_a_stop_token_ends_the_text_wherever_it_falls_in_a_block(width, source):
         assert (got, finish) == (text, "stop")
 
 
-def test_eos_is_an_ordinary_token_when_it_is_ignored():
+def test_eos_is_never_chosen_when_it_is_ignored():
     text = greedy(AttentionTarget(), PROMPT, 30)
-    engine = engine_over(AttentionTarget(eos=tuple(text)))
+    eos = frozenset(text[3:5])
+    engine = engine_over(AttentionTarget(eos=tuple(eos)))
     got, _, finish = generate(engine, PROMPT, 30, chunk=CHUNK, sampling=Sampling(ignore_eos=True))
-    assert (got, finish) == (text, "length")
+    assert (got[:3], len(got), finish) == (text[:3], 30, "length")
+    assert eos.isdisjoint(got)
+
+
+def test_a_sampling_that_names_ids_of_another_vocabulary_is_refused():
+    engine = engine_over(AttentionTarget(vocab_size=40))
+    for wrong in (Sampling(logit_bias=((40, 1.0),)), Sampling(stop_token_ids=(3, 40))):
+        with pytest.raises(UsageError, match="token id 40; this target's are 0 to 39"):
+            engine.open(OpenItem(sequence=1, sampling=wrong))
+    engine.open(OpenItem(sequence=1, sampling=Sampling(eos_token_ids=(40,))))
 
 
 def test_a_finished_sequence_refuses_another_round():

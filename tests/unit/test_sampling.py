@@ -1,0 +1,236 @@
+"""The choice function: its definition, its test vectors, and the distribution it promises."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import plain_choice
+
+from protocol import noise
+from protocol.choice import choose
+from protocol.messages import Sampling
+
+DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "sampling.md").read_text("utf-8")
+VOCAB = 64
+PROMPT = torch.arange(20)
+
+
+def samplings(vocab=VOCAB):
+    """Any combination of parameters, the neutral value of each often among them."""
+    ids = st.integers(0, vocab - 1)
+
+    def maybe(neutral, *others):
+        return st.one_of(st.just(neutral), *others)
+
+    return st.builds(
+        Sampling,
+        logit_bias=maybe(
+            (), st.lists(st.tuples(ids, st.floats(-5, 5, width=32)), max_size=3).map(tuple)
+        ),
+        eos_token_ids=maybe((), st.lists(ids, max_size=3).map(tuple)),
+        stop_token_ids=maybe((), st.lists(ids, max_size=3).map(tuple)),
+        ignore_eos=st.booleans(),
+        min_tokens=st.sampled_from([0, 0, 2, 5]),
+        prompt_tokens=st.just(len(PROMPT)),
+        repetition_penalty=st.sampled_from([1.0, 1.0, 0.8, 1.3]),
+        presence_penalty=st.sampled_from([0.0, 0.0, 0.5, -0.5]),
+        frequency_penalty=st.sampled_from([0.0, 0.0, 0.25]),
+        temperature=st.sampled_from([0.0, 0.3, 0.7, 1.0, 2.5]),
+        top_k=st.sampled_from([0, 0, 1, 5, 40, 1000]),
+        top_p=st.sampled_from([1.0, 1.0, 0.95, 0.5, 0.01]),
+        min_p=st.sampled_from([0.0, 0.0, 0.05, 0.5]),
+        seed=st.integers(0, (1 << 63) - 1),
+    )
+
+
+def block_of(seed, rows=5, vocab=VOCAB, scale=2.0):
+    """Logits on a grid of 1/8, where float32 and float64 agree about ties."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(rows, vocab, generator=generator) * scale * 8).round() / 8
+
+
+def expected(logits, position, sampling, history):
+    history, chosen = history.tolist(), []
+    for index, row in enumerate(logits.tolist()):
+        chosen.append(plain_choice.choose_one(row, position + index, sampling, history))
+        history.append(chosen[-1])
+    return chosen
+
+
+@settings(max_examples=300, deadline=None)
+@given(samplings(), st.integers(0, 1000))
+def test_every_row_is_chosen_as_the_document_defines(sampling, number):
+    logits = block_of(number)
+    assert choose(logits, 20, sampling, PROMPT).tolist() == expected(logits, 20, sampling, PROMPT)
+
+
+@settings(max_examples=100, deadline=None)
+@given(samplings(), st.integers(0, 1000), st.integers(1, 4))
+def test_rows_do_not_depend_on_how_many_are_chosen_together(sampling, number, split):
+    logits = block_of(number)
+    before = logits.clone()
+    whole = choose(logits, 20, sampling, PROMPT)
+    head = choose(logits[:split], 20, sampling, PROMPT)
+    tail = choose(logits[split:], 20 + split, sampling, torch.cat((PROMPT, head)))
+    assert torch.equal(whole, torch.cat((head, tail)))
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("scale", [0.2, 1.0, 4.0])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=1.0, seed=3),
+        Sampling(temperature=0.8, top_p=0.95, seed=3),
+        Sampling(temperature=0.8, top_p=0.9999, seed=3),
+        Sampling(temperature=1.0, top_k=3000, seed=3),
+        Sampling(temperature=1.3, min_p=0.001, seed=3),
+    ],
+)
+def test_shortcuts_of_a_large_vocabulary_choose_what_all_candidates_would(sampling, scale):
+    logits = block_of(1, rows=6, vocab=5000, scale=scale)
+    assert choose(logits, 20, sampling, PROMPT).tolist() == expected(logits, 20, sampling, PROMPT)
+
+
+@pytest.mark.parametrize("special", [math.inf, math.nan])
+def test_a_row_without_a_finite_best_gives_its_first_such_id(special):
+    logits = block_of(2, rows=3)
+    logits[1, 9:11] = special
+    sampling = Sampling(temperature=0.8, top_p=0.9, seed=1)
+    plain = choose(block_of(2, rows=3), 20, sampling, PROMPT)
+    assert choose(logits, 20, sampling, PROMPT).tolist() == [plain[0], 9, plain[2]]
+
+
+def test_a_temperature_that_is_almost_0_is_0():
+    logits = block_of(3)
+    for temperature in (1e-6, 1e-300):
+        cold = choose(logits, 20, Sampling(temperature=temperature), PROMPT)
+        assert torch.equal(cold, choose(logits, 20, Sampling(), PROMPT))
+
+
+# --- the document's vectors ----------------------------------------------------------------------
+
+
+def _rows(columns):
+    pattern = r"^\|" + r" `?([^|`]+?)`? \|" * columns + "$"
+    return re.findall(pattern, DOCUMENT, re.MULTILINE)
+
+
+def test_the_noise_has_the_published_vectors():
+    rows = [row for row in _rows(7) if row[0].isdigit()]
+    assert len(rows) == 6
+    for seed, position, token, key, bits, uniform, gumbel in rows:
+        stream = noise.stream(int(seed), int(position))
+        random = noise.bits(stream, np.array([int(token)]))
+        assert f"{stream:016x}" == key
+        assert f"{int(random[0]):016x}" == bits
+        assert noise.uniform(random)[0] == pytest.approx(float(uniform), abs=1e-14)
+        assert noise.gumbel(random)[0] == pytest.approx(float(gumbel), abs=1e-11)
+
+
+def test_the_choices_have_the_published_vectors():
+    rows = [row for row in _rows(2) if row[0].startswith("temperature=")]
+    assert len(rows) == 6
+    logits = (torch.arange(VOCAB) * 37 % VOCAB / 8).repeat(8, 1)
+    for words, ids in rows:
+        pairs = (word.split("=") for word in words.split(", "))
+        fields = {name: int(value) if value.isdigit() else float(value) for name, value in pairs}
+        sampling = Sampling(prompt_tokens=20, **fields)
+        assert choose(logits, 20, sampling, PROMPT).tolist() == [int(i) for i in ids.split()], words
+
+
+def test_noise_is_never_infinite():
+    ends = noise.gumbel(np.array([0, (1 << 64) - 1], dtype=np.uint64))
+    assert np.isfinite(ends).all()
+    assert (ends > -3.7).all()
+    assert (ends < 36.8).all()
+
+
+@given(st.floats(-3, 30))
+def test_the_bound_on_bits_excludes_nothing_that_could_reach_the_noise(wanted):
+    least = noise.least_bits(wanted)
+    below = noise.gumbel(np.array([max(0, least - 1)], dtype=np.uint64))[0]
+    assert below < wanted or least == 0
+    assert below > wanted - 0.01 or wanted > 15 or least == 0
+
+
+# --- the distribution ----------------------------------------------------------------------------
+
+SEEDS = 20_000
+CHAIN = block_of(5, rows=VOCAB, scale=1.2)  # row t: the logits after token t
+SETTING = Sampling(temperature=0.9, top_k=40, top_p=0.9, min_p=0.01)
+
+
+def _emitted(seeds):
+    """First and third token of each seed's text over the chain, after a prompt that ends in 7."""
+    counts = np.zeros((2, VOCAB))
+    history = torch.zeros(0, dtype=torch.int64)
+    for seed in range(seeds):
+        sampling = Sampling(temperature=0.9, top_k=40, top_p=0.9, min_p=0.01, seed=seed)
+        token = 7
+        for index in range(3):
+            token = int(choose(CHAIN[token : token + 1], 20 + index, sampling, history)[0])
+            if index != 1:
+                counts[index // 2, token] += 1
+    return counts
+
+
+def _promised():
+    """The two marginals, by the definition's filtered distribution."""
+    step = np.zeros((VOCAB, VOCAB))
+    for token in range(VOCAB):
+        kept = plain_choice.distribution(CHAIN[token].tolist(), SETTING)
+        step[token, list(kept)] = list(kept.values())
+    return step[7], step[7] @ step @ step
+
+
+def _surprise(counts, promised):
+    """Standard deviations of the chi-squared statistic (Wilson and Hilferty), rare ids pooled."""
+    want = promised * counts.sum()
+    common = want >= 5
+    if counts[want == 0].sum():
+        return math.inf
+    got = np.append(counts[common], counts[~common].sum())
+    want = np.append(want[common], want[~common].sum())
+    got, want = got[want > 0], want[want > 0]
+    degrees = len(want) - 1
+    ratio = ((got - want) ** 2 / want).sum() / degrees
+    return (ratio ** (1 / 3) - (1 - 2 / (9 * degrees))) / math.sqrt(2 / (9 * degrees))
+
+
+@pytest.mark.slow
+def test_emitted_tokens_are_distributed_as_the_filtered_target():
+    first, third = _emitted(SEEDS)
+    promised = _promised()
+    assert abs(_surprise(first, promised[0])) < 4
+    assert abs(_surprise(third, promised[1])) < 4
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda random: np.zeros(len(random)),
+        lambda random: noise.uniform(random) * 3,
+        lambda random: -np.log(-np.log(noise.uniform(random))) * 0.7,
+    ],
+    ids=["none", "uniform", "too cold"],
+)
+def test_broken_noise_is_not(monkeypatch, broken):
+    monkeypatch.setattr(noise, "gumbel", broken)
+    first, third = _emitted(SEEDS // 4)
+    assert _surprise(first, _promised()[0]) > 4
+    assert _surprise(third, _promised()[1]) > 4
+
+
+def test_positions_and_seeds_have_unrelated_noise():
+    ids = np.arange(2000)
+    streams = [noise.stream(seed, position) for seed in (0, 1, 2**40) for position in (0, 1, 999)]
+    drawn = np.array([noise.uniform(noise.bits(key, ids)) for key in streams])
+    correlation = np.corrcoef(drawn) - np.eye(len(drawn))
+    assert np.abs(correlation).max() < 5 / math.sqrt(len(ids))
+    assert np.abs(drawn.mean(axis=1) - 0.5).max() < 5 / math.sqrt(12 * len(ids))
