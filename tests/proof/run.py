@@ -21,7 +21,7 @@ from support.real_pair import default_checkpoints, real_pair  # noqa: E402
 from protocol.cpu import fast_bf16  # noqa: E402
 
 DAEMON_PROMPTS = 8
-SLOW_BF16_PROMPTS = 6  # where bf16 is not in hardware, and so not what anybody uses
+SLOW_BF16_PROMPTS = 4  # where bf16 is not in hardware, and so not what anybody uses
 ALLOWED = 2  # of 48: prompts whose rounds may differ from the reference's, at narrow gaps
 
 say = partial(print, flush=True)
