@@ -1,6 +1,7 @@
 """What is refused before it is queued: one sentence, with the numbers."""
 
 from protocol.errors import PromptTooLong, UsageError
+from protocol.messages import Hints
 
 
 def check_prompt(prompt_tokens: int, max_tokens: int, max_positions: int) -> None:
@@ -14,3 +15,10 @@ def check_prompt(prompt_tokens: int, max_tokens: int, max_positions: int) -> Non
             f"the prompt has {prompt_tokens:,} tokens; this target takes {max_positions - 1:,}, "
             "and one more to generate"
         )
+
+
+def check_hints(hints: Hints, vocab_size: int) -> None:
+    """Refuse hints that no target of this vocabulary could choose."""
+    for position, token in hints:
+        if position < 0 or not 0 <= token < vocab_size:
+            raise UsageError(f"hint {token} at {position}: ids are 0 to {vocab_size - 1}")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from launch.admission import check_prompt
+from launch.admission import check_hints, check_prompt
 from launch.events import (
+    Accuse,
     CancelRequested,
     Command,
     DraftFacts,
@@ -26,6 +27,7 @@ from launch.events import (
 )
 from launch.session import Session
 from launch.statistics import Clock, statistics
+from launch.stream import FindStop
 from launch.token_ids import WIDTH
 from protocol.errors import DaemonError, Overloaded, UsageError
 from protocol.messages import Finished, Message, Piece, Refused, Submit
@@ -40,18 +42,27 @@ class _Request:
     submit: Submit
     sink: Sink
     clock: Clock
+    find_stop: FindStop | None
     session: Session | None = None  # None while it waits for a slot
 
 
 class Desk:
-    """Feeds events to sessions and performs their commands; `send` takes what goes to a daemon.
+    """Feeds events to sessions and performs their commands; `send` takes what goes to a daemon,
+    and `accuse` the life of a draft that is not to be trusted.
 
     Clients are told in `deliver` alone, after everything was sent: a slow client delays no
     daemon, and one that raises leaves nothing half done.
     """
 
-    def __init__(self, send: Callable[[Role, Request], None], *, max_waiting: int) -> None:
+    def __init__(
+        self,
+        send: Callable[[Role, Request], None],
+        accuse: Callable[[int, str], None],
+        *,
+        max_waiting: int,
+    ) -> None:
         self._send = send
+        self._accuse = accuse
         self._max_waiting = max_waiting
         self._numbers = itertools.count(1)
         self._waiting: deque[_Request] = deque()
@@ -75,9 +86,12 @@ class Desk:
         """Whether a client is still to be told something."""
         return bool(self._outbox)
 
-    def submit(self, submit: Submit, sink: Sink) -> None:
-        """Queue a request; `sink` gets Progress and Piece, then one Finished or Refused."""
-        request = _Request(submit, sink, Clock(time.monotonic()))
+    def submit(self, submit: Submit, sink: Sink, find_stop: FindStop | None = None) -> None:
+        """Queue a request; `sink` gets Progress and Piece, then one Finished or Refused.
+
+        `find_stop` is asked about all tokens before they go out, and may end the text.
+        """
+        request = _Request(submit, sink, Clock(time.monotonic()), find_stop)
         if any(other.submit.request == submit.request for other in self._all()):
             self._refuse(request, UsageError(f"request {submit.request} is running already"))
         elif len(self._waiting) >= self._max_waiting:
@@ -107,6 +121,7 @@ class Desk:
             try:
                 tokens = len(submit.prompt) // WIDTH
                 check_prompt(tokens, submit.max_tokens, target.max_positions)
+                check_hints(submit.hints, target.vocab_size)
             except DaemonError as error:
                 self._refuse(request, error)
                 continue
@@ -154,7 +169,14 @@ class Desk:
         self, request: _Request, target: TargetFacts, draft: DraftFacts | None, no_draft: str
     ) -> Session:
         sequence = next(self._numbers)
-        request.session = Session(request.submit, sequence, target, draft, no_draft=no_draft)
+        request.session = Session(
+            request.submit,
+            sequence,
+            target,
+            draft,
+            no_draft=no_draft,
+            find_stop=request.find_stop,
+        )
         return request.session
 
     def _perform(self, request: _Request, session: Session, commands: tuple[Command, ...]) -> None:
@@ -166,6 +188,8 @@ class Desk:
                     if isinstance(message, Piece):
                         request.clock.mark(time.monotonic())
                     self.tell(partial(request.sink, message))
+                case Accuse(life, reason):
+                    self._accuse(life, reason)
                 case Finish(reason):
                     del self._running[session.sequence]
                     self._conclude(request, session, reason)

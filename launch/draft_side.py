@@ -22,10 +22,11 @@ from protocol.messages import (
 
 @dataclass(slots=True)
 class Block:
-    """The round in progress: what was proposed, which of it were hints, and the draft's times."""
+    """The round in progress: what was proposed and by whom, and the draft's times."""
 
     proposed: bytes = b""
-    hinted: frozenset[int] = frozenset()
+    hinted: frozenset[int] = frozenset()  # indices of proposals that are hints
+    looked_up: frozenset[int] = frozenset()  # and of those from n-grams
     draft_seconds: float = 0.0
     ingest_seconds: float = 0.0
 
@@ -104,6 +105,7 @@ class DraftSide:
         if facts.life <= self.life:
             return
         self._asked.forget("draft")
+        self._tally.num_draft_restarts += self.life > 0
         self.facts, self.life, self.stage, self._ingested = facts, facts.life, "available", 0
         self.reason = f"draft joined after {emitted} tokens" if emitted else ""
 
@@ -112,13 +114,14 @@ class DraftSide:
         self._asked.forget("draft")
         if self.stage == "absent" and self.life:
             return
+        self.block = Block()
         self.facts, self.stage, self.reason = None, "absent", reason
 
     def take(self, asked: Request, item: Result, *, decoding: bool) -> bool:
         """Take in the answer to `asked`; True when a block is ready to be verified."""
         match asked, item:
             case OpenItem(), ItemFailed():
-                self.lose(f"the draft refused: {item.detail}")  # it holds no slot
+                self._distrust(f"the draft refused: {item.detail}", holds_slot=False)
             case _, ItemFailed():
                 self._distrust(f"the draft refused: {item.detail}")
             case OpenItem(), OpenedItem():
@@ -151,7 +154,9 @@ class DraftSide:
         self.block.ingest_seconds += item.ingest_seconds
         return True
 
-    def _distrust(self, reason: str) -> None:
-        """Go on without this life of the draft; its slot there is freed."""
+    def _distrust(self, reason: str, *, holds_slot: bool = True) -> None:
+        """Go on without this life of the draft, which should end; its slot there is freed."""
         self.lose(reason)
-        self._asked.ask("draft", CloseItem)
+        if holds_slot:
+            self._asked.ask("draft", CloseItem)
+        self._asked.accuse(self.life, reason)

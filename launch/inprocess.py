@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
-from launch.admission import check_prompt
+from launch.admission import check_hints, check_prompt
 from launch.events import (
+    Accuse,
     Command,
     DraftFacts,
     Emit,
@@ -31,9 +32,10 @@ from launch.events import (
 from launch.policy import WidthPolicy
 from launch.session import Session
 from launch.statistics import Clock, statistics
+from launch.stream import FindStop
 from launch.token_ids import pack_ids, unpack_ids
 from protocol.engines import DraftEngine, TargetEngine
-from protocol.errors import DaemonError, UsageError
+from protocol.errors import DaemonError
 from protocol.messages import (
     CloseItem,
     IngestItem,
@@ -81,6 +83,8 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
     draft_context: int = 4096,
     sampling: Sampling | None = None,
     hint_tokens: Mapping[int, int] | None = None,
+    ngram: bool = False,
+    find_stop: FindStop | None = None,
     policy: WidthPolicy | None = None,
     on_piece: Callable[[Piece], None] | None = None,
     sequence: int = 1,
@@ -89,19 +93,22 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
 
     `block_size` and `draft_context` (rows) belong to the draft and are ignored without one.
     `hint_tokens` maps generated positions (0 is the first token after the prompt) to guesses,
-    which override the draft's there. `sequence` must not be open in either engine. Raises
-    UsageError for an empty prompt or budget, PromptTooLong, and whatever the target raises.
+    which override the draft's there; `ngram` adds proposals by looking up the last tokens.
+    `find_stop` sees every token before it goes out, and may end the text. `sequence` must not be
+    open in either engine. Raises UsageError for an empty prompt or budget, or an impossible hint,
+    PromptTooLong, and whatever the target raises.
     """
     check_prompt(len(prompt), n_gen, facts.max_positions)
-    for position, token in (hint_tokens or {}).items():
-        if position < 0 or not 0 <= token < facts.vocab_size:
-            raise UsageError(f"hint {token} at {position}: ids are 0 to {facts.vocab_size - 1}")
+    hints = tuple((hint_tokens or {}).items())
+    check_hints(hints, facts.vocab_size)
     submit = Submit(
         request=0,
         prompt=pack_ids(prompt),
         max_tokens=n_gen,
         sampling=sampling or Sampling(),
         draft_context=draft_context,
+        hints=hints,
+        ngram=ngram,
     )
     session = Session(
         submit,
@@ -110,7 +117,7 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
         None if draft is None else DraftFacts(1, block_size, draft_context),
         no_draft="no draft was given",
         policy=policy,
-        hints=hint_tokens,
+        find_stop=find_stop,
     )
     clock = Clock(time.perf_counter())
     reason = _drive(session, target, draft, partial(_deliver, clock, on_piece))
@@ -154,8 +161,8 @@ def _drive(
                 todo.extend(session.handle(reply))
             case Emit(Piece() as piece):
                 deliver(piece)
-            case Emit():
-                pass
+            case Emit() | Accuse():
+                pass  # nobody can start an object again
             case Fail(error):
                 raise error
             case Finish(reason):

@@ -5,7 +5,6 @@ over lists. At most one request per daemon is outstanding; a reply that is not i
 (life, sequence, round), is dropped and counted. See `_advance` for the order of things.
 """
 
-from collections.abc import Mapping
 from typing import Literal, assert_never
 
 from launch.answers import prefill_defect, verdict_defect
@@ -28,12 +27,13 @@ from launch.events import (
     TargetDown,
     TargetFacts,
 )
-from launch.hints import overlay
+from launch.hints import Guesses
 from launch.journal import Journal
 from launch.outstanding import Outstanding
 from launch.policy import FullWidth, WidthPolicy
 from launch.statistics import Tally
-from launch.token_ids import WIDTH, one_id
+from launch.stream import FindStop
+from launch.token_ids import WIDTH, one_id, unpack_ids
 from protocol.errors import (
     DaemonError,
     DeadlineExceeded,
@@ -70,7 +70,7 @@ class Session:
         *,
         no_draft: str = "",
         policy: WidthPolicy | None = None,
-        hints: Mapping[int, int] | None = None,
+        find_stop: FindStop | None = None,
     ) -> None:
         self.submit = submit
         self.sequence = sequence
@@ -93,7 +93,8 @@ class Session:
         room = max(1, target.max_positions - self.journal.prompt_tokens)
         self._limit = min(submit.max_tokens, room)  # the context's end is an end by length
         self._policy: WidthPolicy = policy or FullWidth()
-        self._hints = hints or {}
+        self._guesses = Guesses(dict(submit.hints), ngram=submit.ngram)
+        self._find_stop = find_stop
         self._slot = -1
         self._prefilled = 0
         self._outcome: Finish | Fail | None = None
@@ -179,15 +180,11 @@ class Session:
             self._verify()
 
     def _verify(self) -> None:
-        """Send the block of this round: the pending token, then what was proposed or hinted."""
-        journal, block = self.journal, self.draft.block
+        """Send the block of this round: the pending token, then proposals and guesses."""
+        journal, block, base = self.journal, self.draft.block, self.journal.committed
         budget = self._limit - journal.emitted
-        if self._hints:
-            widest = min(budget, self.target.max_width) - 1
-            hinted = overlay(block.proposed, self._hints, journal.emitted, widest)
-            block.proposed, block.hinted = hinted
+        self._guesses.complete(block, journal, min(budget, self.target.max_width) - 1)
         tokens = one_id(journal.pending) + block.proposed
-        base = journal.committed
         self._asked.ask_again("target", VerifyItem, base_pos=base, tokens=tokens, budget=budget)
 
     # --- replies
@@ -238,14 +235,16 @@ class Session:
             self._end(Fail(ProtocolError(f"target: {defect}")))
             return
         width, block = len(asked.tokens) // WIDTH, self.draft.block
-        self.tally.add_round(width - 1, item.accepted, block.hinted)
+        self.tally.add_round(width - 1, item.accepted, block.hinted, block.looked_up)
         self.tally.add_seconds(block.draft_seconds, block.ingest_seconds, item.seconds)
         self._emit(item.tokens, width, item.chosen, item.seconds)
         self._end_if(item.finish)
 
     def _emit(self, tokens: bytes, width: int, chosen: bytes, seconds: float) -> None:
-        """Journal and command in one place, so that no token goes out without being recorded."""
+        """Journal and command in one place: no token goes out unrecorded, or behind a stop."""
         block, self.draft.block = self.draft.block, Block()
+        kept = self._find_stop(unpack_ids(tokens)) if self._find_stop else None
+        tokens = tokens if kept is None else tokens[: kept * WIDTH]
         piece = Piece(
             request=self.submit.request,
             position=self.journal.end,
@@ -259,6 +258,8 @@ class Session:
         )
         self.journal.emit(tokens)
         self._commands.append(Emit(piece))
+        if kept is not None:
+            self._end(Finish("stop"))
 
     # --- ends and losses
 
@@ -273,7 +274,7 @@ class Session:
         if self.phase in ("closing", "done"):
             return
         opened, self.phase, self._outcome = self.phase != "new", "closing", outcome
-        self.mode = self.draft.mode()
+        self.mode = self._guesses.mode(self.draft.mode())
         keep = self.journal.committed if self.journal.emitted else self._prefilled
         if self._target_alive and opened:
             self._asked.ask("target", CloseItem, keep=keep)

@@ -16,17 +16,26 @@ class Tally:
     num_accepted_tokens: int = 0
     num_hint_tokens: int = 0
     num_accepted_hint_tokens: int = 0
+    num_ngram_tokens: int = 0
+    num_accepted_ngram_tokens: int = 0
     histogram: list[int] = field(default_factory=list)
     accepted_per_pos: list[int] = field(default_factory=list)
     proposed_per_pos: list[int] = field(default_factory=list)
+    num_draft_restarts: int = 0  # lives of the draft after the request's first
     prefill_seconds: float = 0.0
     prompt_ingest_seconds: float = 0.0  # before the first token: no part of decoding
     draft_seconds: float = 0.0
     ingest_seconds: float = 0.0
     verify_seconds: float = 0.0
 
-    def add_round(self, proposed: int, accepted: int, hinted: frozenset[int]) -> None:
-        """Count one verify forward; `hinted` holds the indices of proposals that were hints."""
+    def add_round(
+        self,
+        proposed: int,
+        accepted: int,
+        hinted: frozenset[int] = frozenset(),
+        looked_up: frozenset[int] = frozenset(),
+    ) -> None:
+        """Count one verify forward; `hinted` and `looked_up` are the indices of such proposals."""
         self.num_rounds += 1
         if not proposed:
             return
@@ -41,11 +50,13 @@ class Tally:
             self.proposed_per_pos[index] += 1
         for index in range(accepted):
             self.accepted_per_pos[index] += 1
-        hints_accepted = sum(index < accepted for index in hinted) if hinted else 0
-        self.num_draft_tokens += proposed - len(hinted)
-        self.num_accepted_tokens += accepted - hints_accepted
+        hints, ngrams = (sum(index < accepted for index in part) for part in (hinted, looked_up))
+        self.num_draft_tokens += proposed - len(hinted) - len(looked_up)
+        self.num_accepted_tokens += accepted - hints - ngrams
         self.num_hint_tokens += len(hinted)
-        self.num_accepted_hint_tokens += hints_accepted
+        self.num_accepted_hint_tokens += hints
+        self.num_ngram_tokens += len(looked_up)
+        self.num_accepted_ngram_tokens += ngrams
 
     def add_seconds(self, draft: float, ingest: float, verify: float) -> None:
         """Engine seconds of one round of decoding."""
@@ -112,8 +123,13 @@ def statistics(
         num_drafts=tally.num_drafts,
         num_draft_tokens=tally.num_draft_tokens,
         num_accepted_tokens=tally.num_accepted_tokens,
+        num_hint_tokens=tally.num_hint_tokens,
+        num_accepted_hint_tokens=tally.num_accepted_hint_tokens,
+        num_ngram_tokens=tally.num_ngram_tokens,
+        num_accepted_ngram_tokens=tally.num_accepted_ngram_tokens,
         acceptance_histogram=tuple(tally.histogram),
         num_accepted_tokens_per_pos=tuple(tally.accepted_per_pos),
         num_proposed_tokens_per_pos=tuple(tally.proposed_per_pos),
         num_stale_replies=stale,
+        num_draft_restarts=tally.num_draft_restarts,
     )

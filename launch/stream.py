@@ -12,6 +12,7 @@ MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 1024
 
 Decode = Callable[[Sequence[int]], str]
+FindStop = Callable[[Sequence[int]], int | None]
 
 
 class TextStream:
@@ -20,17 +21,24 @@ class TextStream:
     `decode` turns ids into text. `run_ids` are tokens that do not end a run of byte tokens, where
     the decoder judges runs as a whole: one that is valid UTF-8 so far may still turn into
     replacement characters, so it is held until it ends. `stops` end the text: the first one to be
-    completed, and all behind it, is never emitted.
+    completed, and all behind it, is never emitted. What the first `exempt` ids bring is not
+    searched for them.
     """
 
     def __init__(
-        self, decode: Decode, *, stops: tuple[str, ...] = (), run_ids: Collection[int] = ()
+        self,
+        decode: Decode,
+        *,
+        stops: tuple[str, ...] = (),
+        run_ids: Collection[int] = (),
+        exempt: int = 0,
     ) -> None:
         if len(stops) > MAX_STOPS or not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
             raise ValueError(f"at most {MAX_STOPS} stops of 1..{MAX_STOP_CHARS} characters")
         self._decode = decode
         self._stops = stops
         self._run_ids = run_ids
+        self._exempt = exempt
         self._window: list[int] = []  # the last ids that were shown, then the ones that were not
         self._shown = 0  # how many of the window were shown
         self._held = ""  # decoded, but possibly the beginning of a stop
@@ -85,7 +93,7 @@ class TextStream:
 
     def _filter(self, text: str) -> str:
         """Pass `text` on, up to a stop or what may become one."""
-        if not self._stops or not text:
+        if not self._stops or not text or self.pushed <= self._exempt:
             return text
         held = self._held + text
         found = _first_completed(held, self._stops)
@@ -96,6 +104,20 @@ class TextStream:
         keep = _possible_stop(held, self._stops)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]
+
+
+def stop_finder(stream: TextStream) -> FindStop:
+    """How many of the next ids stay, the one that completes a stop being the last; else None.
+
+    What a session asks before it emits; `stream` is its own, and nobody else's.
+    """
+
+    def find(ids: Sequence[int]) -> int | None:
+        before = stream.pushed
+        stream.push(ids)
+        return None if stream.stopped is None else stream.pushed - before
+
+    return find
 
 
 def _first_completed(text: str, stops: tuple[str, ...]) -> tuple[int, str] | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from launch.crew import Crew, installed
+from launch.crew import Crew
 from launch.deadlines_heap import DeadlineHeap
 from launch.desk import Desk, Sink
 from launch.events import (
@@ -29,6 +29,8 @@ from launch.events import (
 )
 from launch.peer import Listed, ListedReply
 from launch.plan import Loading, Plan, Status
+from launch.starter import installed
+from launch.stream import FindStop
 from launch.turns import Turns, shares_cores
 from protocol.client import Poller
 from protocol.errors import DaemonError, Unavailable
@@ -83,8 +85,8 @@ class Supervisor:
         self._poller = Poller()
         self._timers = DeadlineHeap()
         self._turns = Turns()
-        self._desk = Desk(self._send, max_waiting=plan.max_waiting)
         self._crew = Crew(plan, self._poller, self._timers, self, command)
+        self._desk = Desk(self._send, self._crew.lose_draft, max_waiting=plan.max_waiting)
         self._watched: dict[int, Callable[[], None]] = {}
         self._seconds = {
             kind: float(getattr(plan.deadlines, kind.__name__.lower()))
@@ -120,12 +122,13 @@ class Supervisor:
 
     # --- what a client asks ------------------------------------------------------------------
 
-    def submit(self, submit: Submit, sink: Sink) -> None:
+    def submit(self, submit: Submit, sink: Sink, find_stop: FindStop | None = None) -> None:
         """Queue a request. `sink` gets Progress and Piece messages, then one Finished or Refused.
 
-        `sink` is called from `step`, and may submit and cancel itself.
+        `sink` is called from `step`, and may submit and cancel itself. `find_stop` is asked about
+        all tokens before they go out, and may end the text (`launch.stream.stop_finder`).
         """
-        self._desk.submit(submit, sink)
+        self._desk.submit(submit, sink, find_stop)
         self._admit()
 
     def cancel(self, cancel: Cancel) -> None:
@@ -151,6 +154,8 @@ class Supervisor:
             finished=desk.finished,
             refused=desk.refused,
             num_stale_replies=desk.num_stale_replies + crew.num_stale_replies,
+            num_draft_restarts=crew.restarts["draft"],
+            num_target_restarts=crew.restarts["target"],
             load_seconds=self._load_seconds,
         )
 
@@ -186,7 +191,7 @@ class Supervisor:
         """
         self.run_until(lambda: self._is_settled() or stop())
         error = self._crew.error("target")
-        if error is not None:
+        if error is not None and self._crew.is_given_up("target"):
             raise error
         return self._is_settled()
 
@@ -201,8 +206,10 @@ class Supervisor:
         self._poller.remove(fd)
 
     def _is_settled(self) -> bool:
-        target, draft = self._crew.stage("target"), self._crew.stage("draft")
-        return target == "failed" or (target == "ready" and draft in ("absent", "ready", "failed"))
+        crew = self._crew
+        if crew.stage("target") != "ready":
+            return crew.is_given_up("target")
+        return crew.stage("draft") in ("absent", "ready") or crew.has_failed("draft")
 
     # --- what sessions send ------------------------------------------------------------------
 
@@ -230,7 +237,7 @@ class Supervisor:
     def _admit(self) -> None:
         """Start what can start, and send what may be sent."""
         hello, error = self._crew.target_hello, self._crew.error("target")
-        if error is not None:
+        if error is not None and self._crew.is_given_up("target"):
             self._desk.refuse_waiting(error)
         elif self._desk.waiting and hello is not None and self._crew.stage("target") == "ready":
             self._desk.admit(TargetFacts.of(hello), hello.slots, self._draft(), self._crew.no_draft)
@@ -244,14 +251,14 @@ class Supervisor:
     # --- what the crew reports ---------------------------------------------------------------
 
     def on_loading(self, loading: Loading) -> None:
-        """See `launch.crew.Owner`."""
+        """See `launch.owner.Owner`."""
         if not self._load_seconds and self._is_settled():
             self._load_seconds = time.monotonic() - self._began
         if self._tell_loading is not None:
             self._desk.tell(partial(self._tell_loading, loading))
 
     def on_up(self, role: Role) -> None:
-        """See `launch.crew.Owner`."""
+        """See `launch.owner.Owner`."""
         target, draft = self._crew.target_hello, self._crew.draft_hello
         if role == "draft" and target is not None and draft is not None:
             self._turns.shared = shares_cores(target.host, draft.host)
@@ -260,19 +267,20 @@ class Supervisor:
             self._desk.broadcast(DraftUp(DraftFacts.of(draft)))
         self._admit()
 
-    def on_lost(self, role: Role, error: DaemonError) -> None:
-        """See `launch.crew.Owner`."""
+    def on_lost(self, role: Role, error: DaemonError, asked: Listed | None) -> None:
+        """See `launch.owner.Owner`."""
+        del asked
         self._turns.clear(role)
         self._desk.broadcast(DraftDown(str(error)) if role == "draft" else TargetDown(error))
         self._admit()
 
     def on_late(self, role: Role, asked: Listed) -> None:
-        """See `launch.crew.Owner`."""
+        """See `launch.owner.Owner`."""
         for item in asked.items:
             self._desk.handle(item.sequence, DeadlineExpired(role, item.round))
 
     def on_answer(self, role: Role, asked: Listed, answer: ListedReply | Failed) -> None:
-        """See `launch.crew.Owner`."""
+        """See `launch.owner.Owner`."""
         if isinstance(asked, COMPUTE):
             self._turns.done(role)
         results = _refusals(asked, answer) if isinstance(answer, Failed) else answer.results

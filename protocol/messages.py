@@ -14,6 +14,7 @@ WIRE_VERSION: Final = 2
 
 MAX_SEQUENCES: Final = 64
 MAX_TOKEN_BYTES: Final = 4 << 20  # one million int32 ids
+MAX_HINTS: Final = 1 << 17
 
 Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Position = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
@@ -25,6 +26,7 @@ Name = Annotated[str, Meta(max_length=512)]
 Text = Annotated[str, Meta(max_length=16384)]
 TokenBytes = Annotated[bytes, Meta(max_length=MAX_TOKEN_BYTES)]  # int32, little-endian
 Ids = Annotated[tuple[Count, ...], Meta(max_length=4096)]
+Hints = Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=MAX_HINTS)]
 Finish = Literal["", "stop", "length"]
 
 MAX_BIASES: Final = 1024
@@ -382,6 +384,8 @@ class Submit(Message, frozen=True, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
     sampling: Sampling = Sampling()
     draft_context: Count = 0
+    hints: Hints = ()  # (generated position, id): guesses that override the draft's
+    ngram: bool = False  # propose what followed the last tokens when they came before
 
 
 class Cancel(Message, frozen=True, kw_only=True):
@@ -445,10 +449,15 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     verify_seconds: Seconds
     overhead_seconds: Seconds
     num_rounds: Count  # verify forwards, with and without drafts
-    num_drafts: Count  # rounds that verified at least one draft token
+    num_drafts: Count  # rounds that verified at least one proposal, whoever made it
     num_draft_tokens: Count
     num_accepted_tokens: Count
+    num_hint_tokens: Count = 0
+    num_accepted_hint_tokens: Count = 0
+    num_ngram_tokens: Count = 0
+    num_accepted_ngram_tokens: Count = 0
     acceptance_histogram: tuple[Count, ...]  # [a]: rounds with a draft that accepted a tokens
     num_accepted_tokens_per_pos: tuple[Count, ...]  # [i]: times draft token i was accepted
     num_proposed_tokens_per_pos: tuple[Count, ...]
     num_stale_replies: Count
+    num_draft_restarts: Count = 0

@@ -145,7 +145,7 @@ class ModelDraft:
         if len(history) != item.base_pos + 1:
             raise FeatureExpired(f"base {item.base_pos}, rows {len(history) - 1}")
         for _ in range(item.width - 1):
-            token = next_token(history, self.target.eos)
+            token = self.target.model(history, self.target.eos)
             wrong = zlib.crc32(pack_ids(history), 7) % self.luck == 0
             history.append(token % (VOCAB - 1) + 1 if wrong else token)
         return ProposedItem(

@@ -1,7 +1,7 @@
 """The seed's function over the model pair: the target's own text, and honest figures."""
 
 import pytest
-from support.model_pair import VOCAB, ModelDraft, ModelTarget, model_text
+from support.model_pair import VOCAB, ModelDraft, ModelTarget, local_token, model_text
 
 from launch.events import TargetFacts
 from launch.inprocess import run_spec_decode
@@ -120,3 +120,60 @@ def test_a_draft_that_fails_is_left_out_and_named():
     )
     assert list(result.token_ids) == text_after(PROMPT, 20)
     assert result.statistics.mode_reason == "the draft refused: this draft fails"
+
+
+def nearly_periodic(history, eos):
+    """1 to 5 again and again, with another token now and then."""
+    return local_token(history, eos) if len(history) % 13 == 0 else history[-1] % 5 + 1
+
+
+@pytest.mark.parametrize("luck", [None, 10**9])
+def test_ngrams_change_no_token_and_are_counted_apart(luck):
+    def run(*, ngram):
+        target = ModelTarget(eos=-1, model=nearly_periodic)
+        return decode(n_gen=120, drafted=luck is not None, luck=luck, target=target, ngram=ngram)
+
+    result, plain = run(ngram=True), run(ngram=False)
+    figures = result.statistics
+    assert result.token_ids == plain.token_ids
+    assert figures.num_accepted_ngram_tokens > 0
+    accepted = figures.num_accepted_tokens + figures.num_accepted_ngram_tokens
+    assert figures.completion_tokens == 1 + figures.num_rounds + accepted
+    assert figures.num_rounds < plain.statistics.num_rounds
+
+
+def test_a_repetition_is_followed_by_ngrams_alone():
+    class Periodic(ModelTarget):
+        """Repeats 1 to 5."""
+
+    target = Periodic(eos=-1, model=lambda history, eos: history[-1] % 5 + 1)
+    result = decode([9, 9, 5], n_gen=60, drafted=False, target=target, ngram=True)
+    figures = result.statistics
+    assert list(result.token_ids) == [index % 5 + 1 for index in range(60)]
+    assert figures.num_accepted_ngram_tokens >= 45
+    assert figures.num_draft_tokens == figures.num_accepted_tokens == 0
+    assert (figures.mode, figures.mode_reason) == (
+        "speculative",
+        "guesses alone: no draft was given",
+    )
+
+
+@pytest.mark.parametrize("drafted", [True, False])
+@pytest.mark.parametrize("end", range(1, 12))
+def test_a_stop_ends_the_text_anywhere_in_a_block_and_both_sides_close_there(drafted, end):
+    right = text_after(PROMPT, 40)
+    seen = []
+
+    def find_stop(ids):
+        left = end - len(seen)
+        seen.extend(ids)
+        return left if left <= len(ids) else None
+
+    target, pieces = ModelTarget(eos=-1), []
+    result = decode(
+        luck=4, drafted=drafted, target=target, find_stop=find_stop, on_piece=pieces.append
+    )
+    assert list(result.token_ids) == right[:end]
+    assert [t for piece in pieces for t in unpack_ids(piece.tokens)] == right[:end]
+    assert (result.finish_reason, result.statistics.completion_tokens) == ("stop", end)
+    assert target.calls[-1].keep == len(PROMPT) + end - 1

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.gguf_files import MERGES, SPECIAL, byte_level_vocabulary, sentencepiece_vocabulary
 
 from launch.gguf_tokenizer import tokenizer_from_gguf
-from launch.stream import MAX_STOPS, TextStream
+from launch.stream import MAX_STOPS, TextStream, stop_finder
 from launch.tokenizer import TextTokenizer
 
 
@@ -174,3 +174,26 @@ def test_a_finished_stream_takes_no_more():
     stream.finish()
     with pytest.raises(ValueError, match="finished"):
         stream.push([5])
+
+
+@settings(max_examples=200, deadline=None)
+@given(ids_in_blocks(), st.lists(st.text("helo wrd1é😀", min_size=1, max_size=4), max_size=2))
+def test_the_finder_keeps_what_the_stream_takes(drawn, stops):
+    text_tokenizer, blocks = drawn
+    stream = stream_of(text_tokenizer, tuple(stops))
+    find = stop_finder(stream_of(text_tokenizer, tuple(stops)))
+    for block in blocks:
+        before = stream.pushed
+        stream.push(block)
+        kept = find(block)
+        assert kept == (None if stream.stopped is None else stream.pushed - before)
+        if kept is not None:
+            break
+
+
+@pytest.mark.parametrize(
+    ("exempt", "text"), [(0, "a"), (1, "a"), (2, "ab"), (3, "abb"), (9, "abbcb")]
+)
+def test_the_text_of_exempt_ids_is_not_searched(exempt, text):
+    stream = TextStream(lambda ids: "".join("abc"[i] for i in ids), stops=("b",), exempt=exempt)
+    assert "".join(run(stream, [[0, 1], [1, 2], [1]])) == (text if exempt != 3 else "abbc")

@@ -1,0 +1,50 @@
+"""Proposals without a network: what followed the last tokens when they came before. Pure.
+
+"Prompt lookup decoding" (Saxena, 2023): good where a text quotes its prompt or itself.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+LONGEST: Final = 4
+SHORTEST: Final = 2  # alone; a match of one token is rarely more than chance
+TRUSTED: Final = 3  # behind a draft's block, whose own tokens are only guesses
+
+
+class NgramLookup:
+    """Remembers where each run of 2 to 4 tokens came last, and what followed it."""
+
+    __slots__ = ("_follows", "_ids")
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._follows: dict[tuple[int, ...], int] = {}  # run -> index of the token after it
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Take in tokens that are certain: the prompt, then what each round emitted."""
+        for token in ids:
+            end = len(self._ids)
+            for length in range(SHORTEST, min(LONGEST, end) + 1):
+                self._follows[tuple(self._ids[end - length :])] = end
+            self._ids.append(token)
+
+    def propose(self, guessed: Sequence[int], count: int) -> list[int]:
+        """Up to `count` ids to follow everything taken in and `guessed`.
+
+        The longest run that was seen decides. A continuation that reaches the end goes on with
+        itself, so that a repetition is proposed for as long as is asked.
+        """
+        tail = [*self._ids[-LONGEST:], *guessed][-LONGEST:]
+        for length in range(len(tail), (TRUSTED if guessed else SHORTEST) - 1, -1):
+            start = self._follows.get(tuple(tail[-length:]))
+            if start is not None:
+                return self._continuation(start, guessed, count)
+        return []
+
+    def _continuation(self, start: int, guessed: Sequence[int], count: int) -> list[int]:
+        known = self._ids[start : start + count]  # at least the one token that followed
+        if len(known) < count:
+            known += guessed
+        for index in range(count):
+            known.append(known[index])
+        return known[:count]
