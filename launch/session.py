@@ -42,6 +42,7 @@ from protocol.errors import (
     from_wire,
 )
 from protocol.messages import (
+    AllLogprobs,
     CloseItem,
     IngestItem,
     ItemFailed,
@@ -221,13 +222,11 @@ class Session:
             return
         self._prefilled = item.committed
         self.tally.prefill_seconds += item.seconds
-        progress = Progress(
-            request=self.submit.request, done=item.committed, total=self.journal.prompt_tokens
-        )
-        self._commands.append(Emit(progress))
+        number, total = self.submit.request, self.journal.prompt_tokens
+        self._commands.append(Emit(Progress(request=number, done=item.committed, total=total)))
         if asked.last:
             self.phase = "decoding"
-            self._emit(one_id(item.token), 0, b"", 0.0)
+            self._emit(one_id(item.token), 0, b"", 0.0, item.logprobs)
             self._end_if(item.finish)
 
     def _on_verdict(self, asked: VerifyItem, item: Verdict) -> None:
@@ -237,10 +236,12 @@ class Session:
         width, block = len(asked.tokens) // WIDTH, self.draft.block
         self.tally.add_round(width - 1, item.accepted, block.hinted, block.looked_up)
         self.tally.add_seconds(block.draft_seconds, block.ingest_seconds, item.seconds)
-        self._emit(item.tokens, width, item.chosen, item.seconds)
+        self._emit(item.tokens, width, item.chosen, item.seconds, item.logprobs)
         self._end_if(item.finish)
 
-    def _emit(self, tokens: bytes, width: int, chosen: bytes, seconds: float) -> None:
+    def _emit(
+        self, tokens: bytes, width: int, chosen: bytes, seconds: float, logprobs: AllLogprobs
+    ) -> None:
         """Journal and command in one place: no token goes out unrecorded, or behind a stop."""
         block, self.draft.block = self.draft.block, Block()
         kept = self._find_stop(unpack_ids(tokens)) if self._find_stop else None
@@ -255,6 +256,7 @@ class Session:
             draft_seconds=block.draft_seconds,
             ingest_seconds=block.ingest_seconds,
             verify_seconds=seconds,
+            logprobs=logprobs[:kept],
         )
         self.journal.emit(tokens)
         self._commands.append(Emit(piece))

@@ -14,6 +14,7 @@ WIRE_VERSION: Final = 2
 
 MAX_SEQUENCES: Final = 64
 MAX_TOKEN_BYTES: Final = 4 << 20  # one million int32 ids
+MAX_TOKENS_A_ROUND: Final = 1024
 MAX_HINTS: Final = 1 << 17
 
 Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -31,6 +32,7 @@ Finish = Literal["", "stop", "length"]
 
 MAX_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
+LEAST_LOGPROB: Final = -1e9  # stands for minus infinity
 
 # The ranges of sampling; the command's options read them from here.
 Temperature = Annotated[float, Meta(ge=0.0, le=10.0)]
@@ -40,6 +42,7 @@ MinP = Annotated[float, Meta(ge=0.0, le=1.0)]
 RepetitionPenalty = Annotated[float, Meta(ge=0.1, le=10.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
+Logprob = Annotated[float, Meta(ge=LEAST_LOGPROB, le=0.0)]
 Logprobs = Annotated[int, Meta(ge=-1, le=MAX_LOGPROBS)]
 
 
@@ -204,6 +207,20 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     logprobs: Logprobs = -1  # so many alternatives with each token; -1: no log-probabilities
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Log-probabilities at one chosen token, of the raw logits: before any step of sampling.
+
+    `ids` are the likeliest tokens, likeliest first, and `logprobs` theirs.
+    """
+
+    logprob: Logprob  # of the chosen token
+    ids: Annotated[tuple[Count, ...], Meta(max_length=MAX_LOGPROBS)] = ()
+    logprobs: Annotated[tuple[Logprob, ...], Meta(max_length=MAX_LOGPROBS)] = ()
+
+
+AllLogprobs = Annotated[tuple[TokenLogprobs, ...], Meta(max_length=MAX_TOKENS_A_ROUND)]
+
+
 class OpenItem(Item, frozen=True, kw_only=True):
     """A new sequence. `slot` is -1 to the target, which assigns one; the draft is told which."""
 
@@ -245,12 +262,16 @@ class Prefill(LinkMessage, frozen=True, kw_only=True):
 
 
 class PrefilledItem(Item, frozen=True, kw_only=True):
-    """`committed` positions have state; `token` is the first emitted one, or -1 before the end."""
+    """`committed` positions have state; `token` is the first emitted one, or -1 before the end.
+
+    `logprobs` has the first token's, where the request asked for them.
+    """
 
     committed: Position
     token: Token
     finish: Finish
     seconds: Seconds
+    logprobs: AllLogprobs = ()
 
 
 class Prefilled(LinkMessage, frozen=True, kw_only=True):
@@ -290,7 +311,7 @@ class ProposeItem(Item, frozen=True, kw_only=True):
 
     base_pos: Position
     pending: Token
-    width: Annotated[int, Meta(ge=2, le=1024)]
+    width: Annotated[int, Meta(ge=2, le=MAX_TOKENS_A_ROUND)]
 
 
 class Propose(LinkMessage, frozen=True, kw_only=True):
@@ -333,6 +354,7 @@ class Verdict(Item, frozen=True, kw_only=True):
 
     ``committed`` is the base of the next round. `chosen` holds the target's own choice at every
     row of the block, for the trace. `finish` says why the request ends here, or is empty.
+    `logprobs` has one entry per token, where the request asked for them.
     """
 
     accepted: Count
@@ -341,6 +363,7 @@ class Verdict(Item, frozen=True, kw_only=True):
     committed: Position
     finish: Finish
     seconds: Seconds
+    logprobs: AllLogprobs = ()
 
 
 class Verified(LinkMessage, frozen=True, kw_only=True):
@@ -414,6 +437,7 @@ class Piece(Message, frozen=True, kw_only=True):
     draft_seconds: Seconds
     ingest_seconds: Seconds
     verify_seconds: Seconds
+    logprobs: AllLogprobs = ()  # one per token, where the request asked for them
 
 
 class Finished(Message, frozen=True, kw_only=True):

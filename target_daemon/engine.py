@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 import torch
@@ -33,11 +33,13 @@ from protocol.messages import (
     OpenItem,
     PrefilledItem,
     PrefillItem,
+    TokenLogprobs,
     Verdict,
     VerifyItem,
 )
 from protocol.transports.base import RingView
 from target_daemon.failures import typed_failures
+from target_daemon.logprobs import raw_logprobs
 from target_daemon.sequences import Sequence, Sequences, resolved
 from target_daemon.target import DFlashTarget
 from target_daemon.verify.base import Block, Judgement, Rules, VerifyStrategy
@@ -46,6 +48,7 @@ from target_daemon.verify.chain import STRATEGY as CHAIN
 log = logging.getLogger(__name__)
 
 NO_TOKEN: Final = -1
+Decision: TypeAlias = tuple[Judgement, tuple[TokenLogprobs, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ class Engine:
         self._check_chunk(sequence, item, len(ids))
         self._check_vocabulary(ids, item.start)
         started = perf_counter()
-        token = self._run_chunk(sequence, item, ids)
+        token, logprobs = self._run_chunk(sequence, item, ids)
         finish: Finish = "stop" if token in sequence.stops else ""
         stop = item.start + len(ids)
         sequence.committed, sequence.prefilled, sequence.finish = stop, item.last, finish
@@ -110,6 +113,7 @@ class Engine:
             token=token,
             finish=finish,
             seconds=perf_counter() - started,
+            logprobs=logprobs,
         )
 
     @torch.inference_mode()
@@ -125,7 +129,7 @@ class Engine:
         ids = unpack_tokens(item.tokens)
         self._check_block(sequence, item, ids)
         started = perf_counter()
-        judgement = self._decide(sequence, ids, item.budget)
+        judgement, logprobs = self._decide(sequence, ids, item.budget)
         emitted = judgement.emitted
         start = sequence.committed + 1
         sequence.tokens[start : start + len(emitted)] = torch.tensor(emitted)
@@ -140,6 +144,7 @@ class Engine:
             committed=sequence.committed,
             finish=judgement.finish,
             seconds=perf_counter() - started,
+            logprobs=logprobs,
         )
         return sequence.verdict
 
@@ -205,8 +210,10 @@ class Engine:
             f"token id {ids[index]} at position {start + index} is outside the vocabulary of {size}"
         )
 
-    def _run_chunk(self, sequence: Sequence, item: PrefillItem, ids: tuple[int, ...]) -> int:
-        """Forward the chunk and return the chosen token, or -1 before the last chunk."""
+    def _run_chunk(
+        self, sequence: Sequence, item: PrefillItem, ids: tuple[int, ...]
+    ) -> tuple[int, tuple[TokenLogprobs, ...]]:
+        """Forward the chunk; the chosen token, or -1 before the last chunk, and its logprobs."""
         stop = item.start + len(ids)
         tokens = torch.tensor(ids)
         with self._undone_on_failure(sequence, len(ids)):
@@ -215,14 +222,14 @@ class Engine:
             )
             sequence.tokens[item.start : stop] = tokens
             if logits is None:
-                return NO_TOKEN
+                return NO_TOKEN, ()
             sampling = msgspec.structs.replace(sequence.sampling, prompt_tokens=stop)
             sequence.sampling = sampling
             token = int(choose(logits, stop, sampling, sequence.tokens[:stop])[0])
             sequence.tokens[stop] = token
-            return token
+            return token, raw_logprobs(logits, (-1,), (token,), sampling.logprobs)
 
-    def _decide(self, sequence: Sequence, ids: tuple[int, ...], budget: int) -> Judgement:
+    def _decide(self, sequence: Sequence, ids: tuple[int, ...], budget: int) -> Decision:
         """Run the block at full width, or failing that at width 1."""
         try:
             return self._run_block(sequence, ids, budget)
@@ -232,7 +239,7 @@ class Engine:
             log.warning("verify of %d rows failed (%s); trying width 1", len(ids), error)
         return self._run_block(sequence, ids[:1], budget)
 
-    def _run_block(self, sequence: Sequence, ids: tuple[int, ...], budget: int) -> Judgement:
+    def _run_block(self, sequence: Sequence, ids: tuple[int, ...], budget: int) -> Decision:
         """Forward, judge and keep; the slot then holds exactly the kept rows."""
         base, target = sequence.committed, self._target
         block = Block(base, ids, torch.tensor(ids))
@@ -240,10 +247,12 @@ class Engine:
         with self._undone_on_failure(sequence, len(ids)) as restore:
             logits = self._strategy.forward(target, sequence.slot, block)
             judgement = self._strategy.judge(block, logits, rules)
+            wanted = sequence.sampling.logprobs
+            logprobs = raw_logprobs(logits, judgement.path, judgement.emitted, wanted)
             if not self._keep(sequence, block, judgement):
                 restore()
                 target.verify_batch(sequence.slot, block.tokens[list(judgement.path)], base, "none")
-            return judgement
+            return judgement, logprobs
 
     def _keep(self, sequence: Sequence, block: Block, judgement: Judgement) -> bool:
         """Whether the slot holds the kept rows alone; if not, the block is undone and replayed."""
