@@ -44,15 +44,6 @@ class Capture:
             target = self._rows[span.row : span.row + count, column : column + self._hidden]
             target.copy_(hidden[first : first + count])
 
-    def save(self, slot: int, base: int, rows: int) -> list[Tensor]:
-        """Copies of the ring rows that a forward over ``base .. base + rows - 1`` overwrites."""
-        return [view.clone() for view in self._views(slot, base, rows)]
-
-    def restore(self, slot: int, base: int, rows: int, saved: list[Tensor]) -> None:
-        """Write `saved` back; `written_high` stays, since readers may have looked meanwhile."""
-        for view, old in zip(self._views(slot, base, rows), saved, strict=True):
-            view.copy_(old)
-
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Forwards inside leave no trace in the ring (a probe, before anybody owns a slot)."""
@@ -61,15 +52,6 @@ class Capture:
             yield
         finally:
             self.columns, self._paused = columns, False
-
-    def _views(self, slot: int, base: int, rows: int) -> list[Tensor]:
-        if not self.columns:
-            return []
-        ring = self._ring.rows[slot]
-        return [
-            ring[span.row : span.row + span.stop - span.start]
-            for span in spans(base, base + rows, self._ring.shape.capacity)
-        ]
 
 
 def open_capture(

@@ -48,9 +48,9 @@ class KeyValues:
         """Write back what `save` returned."""
         self._slots[slot].narrow(3, base, saved.shape[3]).copy_(saved)
 
-    def clear(self, slot: int, rows: int) -> None:
-        """Zero the first `rows` rows of every layer."""
-        self._slots[slot].narrow(3, 0, min(rows, self.capacity)).zero_()
+    def clear(self, slot: int, base: int, rows: int) -> None:
+        """Zero rows ``base .. base + rows - 1`` of every layer, as far as they exist."""
+        self._slots[slot].narrow(3, base, min(rows, self.capacity - base)).zero_()
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -37,12 +37,14 @@ PROBE_SLOT: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a forward of `rows` rows at `base` may destroy."""
+    """The rows of one forward. Nothing is copied: it overwrites nothing that can be read again.
+
+    Every position has a K/V row of its own, and nothing at or behind the base is valid. What it
+    overwrites in the ring is out of every reader's reach once it is announced.
+    """
 
     base: int
     rows: int
-    key_values: Tensor
-    ring: list[Tensor]
 
 
 class DenseFamily(Family):
@@ -128,14 +130,14 @@ class DenseTarget(NativeTarget):
         del slot
 
     def snapshot_kv(self, slot: int, base_pos: int, rows: int) -> Snapshot:
-        saved = self.key_values.save(slot, base_pos, rows)
-        return Snapshot(base_pos, rows, saved, self._capture.save(slot, base_pos, rows))
+        del slot
+        return Snapshot(base_pos, rows)
 
     def restore_kv(self, slot: int, snapshot: object) -> None:
         if not isinstance(snapshot, Snapshot):
             raise TypeError(f"not a snapshot of this target: {type(snapshot).__name__}")
-        self.key_values.restore(slot, snapshot.base, snapshot.key_values)
-        self._capture.restore(slot, snapshot.base, snapshot.rows, snapshot.ring)
+        # A forward that failed may have left numbers that no mask silences.
+        self.key_values.clear(slot, snapshot.base, snapshot.rows)
 
     @property
     def supports_fast_rollback(self) -> bool:
@@ -254,7 +256,7 @@ class DenseTarget(NativeTarget):
                     coarse=self.dtype == torch.bfloat16,
                 )
         finally:
-            self.key_values.clear(PROBE_SLOT, base + rows)
+            self.key_values.clear(PROBE_SLOT, 0, base + rows)
 
     def probe_rows(self, tokens: Tensor, base: int) -> Tensor:
         logits = self.verify_batch(PROBE_SLOT, tokens, base, "all")

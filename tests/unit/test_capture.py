@@ -55,20 +55,6 @@ def test_the_height_is_raised_before_a_row_is_written_and_never_lowered():
     assert ring.written_high.tolist() == [8, 0]
 
 
-def test_saved_rows_come_back_and_the_height_stays():
-    capture, ring = make()
-    ring.rows.normal_(generator=torch.Generator().manual_seed(0))
-    before = ring.rows.clone()
-    saved = capture.save(0, 6, 4)
-    capture.begin(0, 6, 4)
-    capture.take(0, rows(1, 4))
-    capture.take(2, rows(2, 4))
-    assert not torch.equal(ring.rows, before)
-    capture.restore(0, 6, 4, saved)
-    assert torch.equal(ring.rows, before)
-    assert ring.written_high.tolist() == [10, 0]
-
-
 def test_nothing_is_written_while_paused():
     capture, ring = make()
     with capture.paused():
@@ -82,7 +68,6 @@ def test_without_taps_only_the_height_is_kept():
     capture, ring = make(taps=())
     capture.begin(0, 0, 4)
     assert ring.written_high.tolist() == [4, 0]
-    assert capture.save(0, 0, 4) == []
 
 
 @pytest.mark.parametrize("taps", [(4,), (-1,), (0, 0)])

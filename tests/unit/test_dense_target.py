@@ -142,6 +142,26 @@ def test_without_taps_the_ring_has_no_columns(tmp_path):
     target.restore_kv(0, target.snapshot_kv(0, 4, 4))
 
 
+def test_what_a_failed_forward_left_cannot_reach_the_next_one(tmp_path):
+    target, ids = load(write_tiny_target(tmp_path)), prompt(12)
+    expected = target.verify_batch(0, ids, 0, "all")[8:]
+    target.verify_batch(0, ids[:8], 0, "none")
+    snapshot = target.snapshot_kv(0, 8, 4)
+    for rows in target.key_values.writers(0, 8, 4):
+        rows.fill_(float("nan"))
+    target.restore_kv(0, snapshot)
+    assert not any(rows.any() for rows in target.key_values.writers(0, 8, 4))
+    one = target.verify_batch(0, ids[8:9], 8, "all")  # what is behind it lies in its padded K
+    torch.testing.assert_close(one, expected[:1], atol=1e-4, rtol=0)
+
+
+def test_a_snapshot_holds_no_copy_of_the_cache(tmp_path):
+    target = load(write_tiny_target(tmp_path))
+    snapshot = target.snapshot_kv(0, 4, 32)
+    held = [getattr(snapshot, name) for name in snapshot.__dataclass_fields__]
+    assert held == [4, 32]
+
+
 def test_only_snapshots_of_a_target_can_be_restored(tmp_path):
     with pytest.raises(TypeError, match="not a snapshot"):
         load(write_tiny_target(tmp_path)).restore_kv(0, "nothing")
