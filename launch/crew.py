@@ -1,10 +1,9 @@
-"""The two daemons of one run: started in parallel, met, paired, watched, and ended for certain.
+"""The two daemons of one run: started in parallel, watched, started again, and ended for certain.
 
 `Crew` turns what children and links say into three facts for its owner: a daemon is up, a daemon
-is lost, a request was answered.
+is lost, a request was answered. A lost daemon is started again with a new life, after a back-off.
 """
 
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -14,37 +13,20 @@ from typing import Final
 
 from launch.deadlines_heap import DeadlineHeap
 from launch.events import Role
-from launch.meeting import check_hello, check_pair, pair_message
+from launch.introductions import Introductions
 from launch.owner import Owner
 from launch.peer import AnyReply, Listed, ListedReply, Peer
 from launch.plan import DaemonStatus, Loading, Plan, Stage
-from launch.prepare import prepare
-from launch.process import Child, Event, Exited, daemon_command
+from launch.process import Event, Exited
+from launch.restart import Backoff
+from launch.starter import Starter
 from protocol import status
 from protocol.client import Poller
-from protocol.config import FrozenConfig, write_config
 from protocol.errors import DaemonDied, DaemonError, DeadlineExceeded, ProtocolError, from_wire
-from protocol.messages import (
-    WIRE_VERSION,
-    DraftHello,
-    Failed,
-    Hello,
-    LinkMessage,
-    Pair,
-    Paired,
-    TargetHello,
-)
-from protocol.placement import Placement, choose
+from protocol.messages import DraftHello, Failed, LinkMessage, TargetHello
+from protocol.placement import Placement
 
-MODULES: Final[dict[Role, str]] = {"target": "target_daemon", "draft": "draft_daemon"}
-LIVES: Final[dict[Role, int]] = {"target": 1, "draft": 2}  # no two starts share one
 NO_DRAFT: Final = "no draft was asked for"
-_MAX_NONCE: Final = (1 << 63) - 1
-
-
-def installed(role: Role, config: Path) -> tuple[str, ...]:
-    """The command line of our own daemon."""
-    return daemon_command(MODULES[role], config)
 
 
 class Crew:
@@ -66,38 +48,51 @@ class Crew:
         self._peers: dict[Role, Peer] = {}
         self._by_fd: dict[int, Peer] = {}
         self._run_dir = Path()
-        self.placement: Placement | None = None
+        self._starter: Starter | None = None
+        self._introductions = self._introduce(self._run_dir)
+        self._backoffs: dict[Role, Backoff] = {
+            "target": Backoff(plan.restarts),
+            "draft": Backoff(plan.restarts),
+        }
+        self._stale = 0  # of lives that are over
+        self.restarts: dict[Role, int] = {"target": 0, "draft": 0}
         self.no_draft = NO_DRAFT if plan.draft is None else "the draft is still loading"
+
+    def _introduce(self, run_dir: Path) -> Introductions:
+        return Introductions(
+            self._plan,
+            run_dir,
+            self._peers,
+            send=self.send,
+            on_up=self._up,
+            on_stage=self._tell,
+            on_bad_draft=partial(self._lose, kill=True),
+        )
 
     def start(self, run_dir: Path, stack: ExitStack) -> None:
         """Read both configs, then spawn both daemons; raises what `prepare` raises."""
         self._run_dir = run_dir
-        prepared = prepare(self._plan, run_dir, LIVES)
-        configs: dict[Role, FrozenConfig] = {"target": prepared.target}
-        if prepared.draft is not None:
-            configs["draft"] = prepared.draft
-        for role, config in configs.items():
-            path = run_dir / f"{role}.json"
-            write_config(config, path)
-            child = Child(self._command(role, path), deadlines=self._plan.deadlines)
-            peer = Peer(role, LIVES[role], child)
-            self._peers[role] = peer
-            stack.callback(peer.close)
-            peer.start(self._poller, run_dir)
-            self._watch(peer)
-            late = partial(self._on_load_late, peer)
-            due = time.monotonic() + self._plan.deadlines.load
-            peer.load_timer = self._timers.add(due, late)
-            self._tell(peer)
-        stack.callback(self._terminate_all)
+        self._introductions = self._introduce(run_dir)
+        self._starter = Starter(self._plan, run_dir, self._command)
+        stack.callback(self._close_all)
+        for role in self._starter.roles:
+            self._spawn(self._starter, role)
+
+    def _spawn(self, starter: Starter, role: Role) -> None:
+        peer = starter.peer(role)
+        self._peers[role] = peer
+        peer.start(self._poller, self._run_dir)
+        self._watch(peer)
+        due = time.monotonic() + self._plan.deadlines.load
+        peer.load_timer = self._timers.add(due, partial(self._on_load_late, peer))
+        self._tell(peer)
 
     # --- what the owner asks -----------------------------------------------------------------
 
     @property
     def lives(self) -> tuple[int, int]:
         """Of target and draft; 0 where there is none."""
-        draft = self._peers.get("draft")
-        return (self._peers["target"].life, 0 if draft is None else draft.life)
+        return self._introductions.lives
 
     def stage(self, role: Role) -> Stage:
         peer = self._peers.get(role)
@@ -108,19 +103,34 @@ class Crew:
         peer = self._peers.get(role)
         return None if peer is None else peer.error
 
+    def is_given_up(self, role: Role) -> bool:
+        """Whether it failed before it ever served, or so often that it is tried rarely."""
+        peer = self._peers.get(role)
+        if peer is None or peer.stage != "failed":
+            return False
+        return self._backoffs[role].is_left_off or (
+            role == "target" and not self._may_restart(peer)
+        )
+
+    def has_failed(self, role: Role) -> bool:
+        """Whether its last start came to nothing, or its last life ended."""
+        return self._backoffs[role].failures > 0
+
+    @property
+    def placement(self) -> Placement | None:
+        return self._introductions.placement
+
     @property
     def target_hello(self) -> TargetHello | None:
-        peer = self._peers.get("target")
-        return peer.hello if peer is not None and isinstance(peer.hello, TargetHello) else None
+        return self._introductions.target_hello
 
     @property
     def draft_hello(self) -> DraftHello | None:
-        peer = self._peers.get("draft")
-        return peer.hello if peer is not None and isinstance(peer.hello, DraftHello) else None
+        return self._introductions.draft_hello
 
     @property
     def num_stale_replies(self) -> int:
-        return sum(peer.num_stale_replies for peer in self._peers.values())
+        return self._stale + sum(peer.num_stale_replies for peer in self._peers.values())
 
     def status(self, role: Role) -> DaemonStatus:
         peer = self._peers.get(role)
@@ -172,20 +182,12 @@ class Crew:
                 self._tell(peer, done, total)
             case status.Ready():
                 self._timers.cancel(peer.load_timer)
-                peer.stage = "greeting"
-                self._tell(peer)
-                target, draft = self.lives
-                hello = Hello(
-                    target_life=target,
-                    draft_life=draft,
-                    wire_version=WIRE_VERSION,
-                    nonce=secrets.randbelow(_MAX_NONCE),
-                )
-                self.send(peer.role, hello, self._plan.deadlines.hello)
+                self._introductions.greet(peer)
             case status.LoadFailed(code=code, detail=detail):
                 self._lose(peer, from_wire(code, detail), kill=False)
             case Exited():
                 self._lose(peer, DaemonDied(f"the {peer.role} daemon {event}"), kill=False)
+                self._restart_if_due(peer)
 
     def _on_reply(self, peer: Peer, reply: AnyReply) -> None:
         sent = peer.take(reply)
@@ -197,44 +199,12 @@ class Crew:
             self._owner.on_answer(peer.role, asked, reply)
             return
         try:
-            self._meet(peer, asked, reply)
+            self._introductions.meet(peer, asked, reply)
         except DaemonError as error:
             self._lose(peer, error, kill=True)
-
-    def _meet(self, peer: Peer, asked: LinkMessage, reply: AnyReply) -> None:
-        match asked, reply:
-            case _, Failed():
-                raise from_wire(reply.code, reply.detail)
-            case Hello(), TargetHello() | DraftHello():
-                check_hello(asked, reply, peer.role)
-                peer.hello = reply
-                if peer.role == "target":
-                    self._up(peer)
-            case Pair(), Paired():
-                self._up(peer)
-            case _:
-                raise ProtocolError(f"the {peer.role} answered {type(reply).__name__}")
-        self._pair()
-
-    def _pair(self) -> None:
-        """Pair as soon as both have said what they are."""
-        target, draft = self.target_hello, self.draft_hello
-        peer = self._peers.get("draft")
-        if target is None or draft is None or peer is None or peer.stage != "greeting":
-            return
-        try:
-            check_pair(target, draft)
-            self.placement = choose(self._plan.transport, target.host, draft.host)
-        except DaemonError as error:
-            self._lose(peer, error, kill=True)
-            return
-        peer.stage = "pairing"
-        self._tell(peer)
-        message = pair_message(target, draft, self.placement, self._run_dir)
-        self.send("draft", message, self._plan.deadlines.pair)
 
     def _up(self, peer: Peer) -> None:
-        peer.stage = "ready"
+        self._backoffs[peer.role].up(time.monotonic())
         self._tell(peer)
         self._owner.on_up(peer.role)
 
@@ -252,24 +222,54 @@ class Crew:
         error = DeadlineExceeded(f"the {peer.role} did not answer {verb} within {seconds:g} s")
         self._lose(peer, error, kill=True)
 
+    def lose_draft(self, life: int, reason: str) -> None:
+        """Start the draft again if it still lives this life; it is not to be trusted any more."""
+        peer = self._peers.get("draft")
+        if peer is not None and peer.life == life:
+            lose = partial(self._lose, peer, ProtocolError(reason), kill=True)
+            self._timers.add(time.monotonic(), lose)  # the session that asks is at work
+
     def _lose(self, peer: Peer, error: DaemonError, *, kill: bool) -> None:
-        """Give up on a daemon: for good, in this life. A second reason changes nothing."""
+        """Its life is over. A second reason changes nothing."""
         if peer.stage == "failed":
             return
         peer.stage, peer.error = "failed", error
         self._timers.cancel(peer.load_timer)
-        for sent in peer.forget_sent():
-            self._timers.cancel(sent.timer)
+        sent = peer.forget_sent()
+        for one in sent:
+            self._timers.cancel(one.timer)
         peer.link.close()
         if kill:
             peer.child.kill()
         else:
             peer.child.terminate()
         self._await_end(peer)
+        now = time.monotonic()
+        delay = self._backoffs[peer.role].failed(now, error)
         self._tell(peer)
         if peer.role == "draft":
             self.no_draft = str(error)
-        self._owner.on_lost(peer.role, error)
+        else:
+            self._introductions.part()
+        if self._may_restart(peer):
+            peer.restart_at = now + delay
+            self._timers.add(peer.restart_at, partial(self._restart_if_due, peer))
+        asked = next((one.message for one in sent if isinstance(one.message, Listed)), None)
+        self._owner.on_lost(peer.role, error, asked)
+
+    def _may_restart(self, peer: Peer) -> bool:
+        """A target that cannot even load is an error at once, not a reason to wait."""
+        return peer.role == "draft" or peer.has_served or self.restarts["target"] > 0
+
+    def _restart_if_due(self, peer: Peer) -> None:
+        """Not before its process has ended: it may still hold, or remove, the socket's name."""
+        late = peer.restart_at is not None and time.monotonic() >= peer.restart_at
+        if not late or self._starter is None or peer.child.exited is None:
+            return
+        if self._peers.get(peer.role) is peer:
+            self._stale += peer.num_stale_replies
+            self.restarts[peer.role] += 1
+            self._spawn(self._starter, peer.role)
 
     def _await_end(self, peer: Peer) -> None:
         if peer.child.deadline is not None:
@@ -279,11 +279,14 @@ class Crew:
         peer.child.on_deadline()
         self._watch(peer)
         self._await_end(peer)
+        self._restart_if_due(peer)
 
-    def _terminate_all(self) -> None:
-        """Both end at the same time; `Peer.close` then waits for each."""
+    def _close_all(self) -> None:
+        """Both end at the same time, within their deadlines."""
         for peer in self._peers.values():
-            peer.child.terminate()
+            peer.terminate()
+        for peer in self._peers.values():
+            peer.close()
 
     def _watch(self, peer: Peer) -> None:
         before = peer.fds

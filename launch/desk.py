@@ -47,9 +47,9 @@ class _Request:
 
 
 class Desk:
-    """Feeds events to sessions and performs their commands; `send` takes what goes to a daemon,
-    and `accuse` the life of a draft that is not to be trusted.
+    """Feeds events to sessions and performs their commands.
 
+    `send` takes what goes to a daemon, `accuse` the life of a draft that is not to be trusted.
     Clients are told in `deliver` alone, after everything was sent: a slow client delays no
     daemon, and one that raises leaves nothing half done.
     """

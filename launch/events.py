@@ -159,4 +159,12 @@ class Fail:
     error: DaemonError
 
 
-Command: TypeAlias = Send | Emit | Finish | Fail
+@dataclass(frozen=True, slots=True)
+class Accuse:
+    """The draft of this life answered what cannot be right: it should be started again."""
+
+    life: int
+    reason: str
+
+
+Command: TypeAlias = Send | Emit | Accuse | Finish | Fail

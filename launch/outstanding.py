@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from launch.events import Command, DeadlineExpired, Reply, Request, Result, Role, Send
+from launch.events import Accuse, Command, DeadlineExpired, Reply, Request, Result, Role, Send
 from protocol.messages import (
     ClosedItem,
     CloseItem,
@@ -60,6 +60,10 @@ class Outstanding:
         item = kind(sequence=self._sequence, round=self.round, **fields)  # type: ignore[arg-type]  # `kind` names them
         self._asked[role] = item
         self._commands.append(Send(role, item))
+
+    def accuse(self, life: int, reason: str) -> None:
+        """Say that this life of the draft is not to be trusted."""
+        self._commands.append(Accuse(life, reason))
 
     def forget(self, role: Role) -> None:
         """Its daemon is gone; no answer will come."""

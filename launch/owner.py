@@ -20,8 +20,8 @@ class Owner(Protocol):
         """The daemon can be asked: the target is loaded, or the draft is paired with it."""
         ...
 
-    def on_lost(self, role: Role, error: DaemonError) -> None:
-        """The daemon will answer nothing more; whatever was asked of it is forgotten."""
+    def on_lost(self, role: Role, error: DaemonError, asked: Listed | None) -> None:
+        """Nothing that was asked will be answered; `asked` is what it was at, if anything."""
         ...
 
     def on_answer(self, role: Role, asked: Listed, answer: ListedReply | Failed) -> None:

@@ -74,6 +74,8 @@ class Peer:
         self.stage: Stage = "loading"
         self.error: DaemonError | None = None  # why it failed
         self.hello: TargetHello | DraftHello | None = None
+        self.restart_at: float | None = None  # once it has failed
+        self.has_served = False  # it was ready once
         self.num_stale_replies = 0
         self.fds: tuple[int, ...] = ()  # of the child, as the poller watches them
         # Not due until it is set.
@@ -88,6 +90,11 @@ class Peer:
         self._started = True
         self._link = poller.connect(f"ipc://{run_dir / SOCKETS[self.role]}", REPLIES[self.role])
         self.watch(poller)
+
+    def terminate(self) -> None:
+        """Ask the process to end; harmless if it has ended, or was never started."""
+        if self._started:
+            self.child.terminate()
 
     def close(self) -> None:
         """End the process and wait for it, within its deadlines; harmless if it has ended."""

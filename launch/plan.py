@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from launch.restart import Restarts
 from protocol.config import Deadlines, DType, FrozenConfig, Positive
 from protocol.messages import DraftHello, TargetHello
 
@@ -30,6 +31,7 @@ class Plan(FrozenConfig, frozen=True, kw_only=True):
     max_waiting: Positive = 64  # requests that wait for a slot
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     deadlines: Deadlines = Deadlines()
+    restarts: Restarts = Restarts()
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,4 +69,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     finished: int
     refused: int
     num_stale_replies: int
+    num_draft_restarts: int
+    num_target_restarts: int
     load_seconds: float  # from start to the first moment a request could run

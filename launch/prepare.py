@@ -4,17 +4,18 @@ Which layers are captured comes from the draft's config; a draft for another tar
 here, before anything is loaded.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from launch.events import Role
 from launch.plan import Plan
 from protocol.checkpoints.draft_config import TargetFacts, check_pair, read_draft_config
 from protocol.checkpoints.target_config import read_model_config
 from protocol.config import DraftConfig, TargetConfig
+
+NO_LIFE: Final = 0
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,15 @@ class Prepared:
     draft: DraftConfig | None
 
 
-def prepare(plan: Plan, run_dir: Path, lives: Mapping[Role, int]) -> Prepared:
-    """Raises CheckpointError, UnsupportedModel or DraftMismatch; starts and loads nothing."""
+def prepare(plan: Plan, run_dir: Path) -> Prepared:
+    """Raises CheckpointError, UnsupportedModel or DraftMismatch; starts and loads nothing.
+
+    The life is that of no start; `launch.starter` gives each its own.
+    """
     target = TargetConfig(
         model=plan.model,
         run_dir=str(run_dir),
-        life=lives["target"],
+        life=NO_LIFE,
         dtype=plan.dtype,
         exact=plan.exact,
         threads=plan.threads,
@@ -49,7 +53,7 @@ def prepare(plan: Plan, run_dir: Path, lives: Mapping[Role, int]) -> Prepared:
     draft = DraftConfig(
         draft=plan.draft,
         run_dir=str(run_dir),
-        life=lives["draft"],
+        life=NO_LIFE,
         dtype=plan.dtype,
         threads=plan.threads,
         slots=plan.slots,

@@ -1,7 +1,8 @@
 """Real daemon processes, without torch, around the model pair: ``model_daemon.py ROLE CONFIG``.
 
 They load in a moment, and misbehave as $DFLASH_TEST_FAULTS says: words ``role:fault[:verb:n]``,
-where the fault strikes at the n-th message of that verb. Faults: ``die`` (SIGKILL), ``hang``,
+where the fault strikes at the n-th message of that verb, in the first life of
+that role, or with ``:always`` at the end in every one. Faults: ``die`` (SIGKILL), ``hang``,
 ``refuse`` (the whole message), ``nonsense`` (wrong ids), ``garbage`` (no message at all),
 ``load_error``, ``load_hang``, ``exit`` (before it is loaded).
 """
@@ -145,8 +146,9 @@ class Daemon:
     def _fault(self, verb):
         self.counts[verb] = self.counts.get(verb, 0) + 1
         for role, fault, *when in faults():
-            if role == self.role and when == [verb, str(self.counts[verb])]:
-                return fault
+            if role == self.role and when[:2] == [verb, str(self.counts[verb])]:
+                if self.config.life <= 2 or when[2:] == ["always"]:
+                    return fault
         return ""
 
     def _hello(self, hello, lives):

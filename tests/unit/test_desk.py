@@ -17,7 +17,7 @@ def request(number):
 
 def desk_with(*numbers, slots=2):
     sent, told = [], []
-    desk = Desk(lambda role, item: sent.append((role, item)), max_waiting=8)
+    desk = Desk(lambda role, item: sent.append((role, item)), lambda *_: None, max_waiting=8)
     for number in numbers:
         desk.submit(request(number), told.append)
     desk.admit(FACTS, slots, None, "no draft")

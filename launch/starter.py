@@ -1,0 +1,54 @@
+"""How a daemon is started, the first time and again: its config, its life number, its process."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from launch.events import Role
+from launch.peer import Peer
+from launch.plan import Plan
+from launch.prepare import prepare
+from launch.process import Child, daemon_command
+from protocol.config import FrozenConfig, write_config
+
+MODULES: Final[dict[Role, str]] = {"target": "target_daemon", "draft": "draft_daemon"}
+
+
+def installed(role: Role, config: Path) -> tuple[str, ...]:
+    """The command line of our own daemon."""
+    return daemon_command(MODULES[role], config)
+
+
+class Starter:
+    """Makes the peers of one run directory; every start gets a life that no other ever had."""
+
+    def __init__(
+        self, plan: Plan, run_dir: Path, command: Callable[[Role, Path], Sequence[str]]
+    ) -> None:
+        self._plan = plan
+        self._run_dir = run_dir
+        self._command = command
+        self._lives = itertools.count(1)
+        prepared = prepare(plan, run_dir)
+        self._configs: dict[Role, FrozenConfig] = {"target": prepared.target}
+        if prepared.draft is not None:
+            self._configs["draft"] = prepared.draft
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        return tuple(self._configs)
+
+    def peer(self, role: Role) -> Peer:
+        """A peer of a new life, with its config written; nothing is spawned yet.
+
+        Only when the process of the life before has ended: both would use one socket.
+        """
+        life = next(self._lives)
+        path = self._run_dir / f"{role}.json"
+        path.unlink(missing_ok=True)
+        write_config(msgspec.structs.replace(self._configs[role], life=life), path)
+        child = Child(self._command(role, path), deadlines=self._plan.deadlines)
+        return Peer(role, life, child)
