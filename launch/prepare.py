@@ -42,6 +42,7 @@ def prepare(plan: Plan, run_dir: Path) -> Prepared:
         max_positions=plan.max_positions,
         prefill_chunk=plan.prefill_chunk,
         ring_window=plan.ring_window,
+        block_size=max(1, plan.widest),
         rollback=plan.rollback,
         log_level=plan.log_level,
     )
@@ -64,7 +65,7 @@ def prepare(plan: Plan, run_dir: Path) -> Prepared:
         msgspec.structs.replace(
             target,
             taps=network.target_layer_ids,
-            block_size=network.max_proposals + 1,
+            block_size=max(network.max_proposals + 1, plan.widest),
             mask_token_id=network.mask_token_id,
         ),
         draft,

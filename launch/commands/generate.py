@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from launch.commands.sampling import sampling_options
 from launch.models import DEFAULT_NAME
 
 MAX_TOKENS = (1 << 31) - 1
@@ -38,6 +39,7 @@ MAX_TOKENS = (1 << 31) - 1
     show_default=True,
     help="At most so many new tokens.",
 )
+@sampling_options
 @click.option("--system", metavar="TEXT", help="A system message for the chat template.")
 @click.option(
     "--dtype",

@@ -13,26 +13,36 @@ from launch.admission import check_prompt
 from launch.commands.output import ProgressLine, TextOutput, TraceFile
 from launch.commands.prompt_input import read_prompt
 from launch.commands.report import build, summary
+from launch.commands.sampling import SamplingOptions
 from launch.drafts import resolve_draft
 from launch.interrupts import Interrupts
 from launch.models import LocalModel, resolve_model
 from launch.plan import Loading, Plan
 from launch.progress import progress_for
 from launch.store import default_home
-from launch.stream import TextStream
+from launch.stream import FindStop, TextStream, stop_finder
 from launch.supervisor import Supervisor
-from launch.tokenizer import TextTokenizer, encode_prompt, load_text_side
+from launch.tokenizer import encode_prompt, load_text_side
 from protocol.checkpoints.target_config import read_model_config
 from protocol.codec import pack_tokens, unpack_tokens
 from protocol.config import DType
 from protocol.errors import DaemonError, UsageError, from_wire
-from protocol.messages import Cancel, Finished, Message, Piece, Progress, Refused, Sampling, Submit
+from protocol.messages import (
+    Cancel,
+    Finished,
+    Message,
+    Piece,
+    Progress,
+    Refused,
+    Submit,
+    TokenLogprobs,
+)
 
 REQUEST: Final = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(SamplingOptions):
     """The arguments of ``dflashd generate``, each checked to be in its range."""
 
     prompt: str | None
@@ -60,12 +70,14 @@ class Receiver:
     """
 
     def __init__(
-        self, tokenizer: TextTokenizer, output: TextOutput, trace: TraceFile, line: ProgressLine
+        self, stream: TextStream, output: TextOutput, trace: TraceFile, line: ProgressLine
     ) -> None:
-        self._stream = TextStream(tokenizer.decode, run_ids=tokenizer.run_ids)
-        self._output, self._trace, self._line = output, trace, line
+        self._stream = stream
+        self.output, self._trace, self._line = output, trace, line
+        self.find_stop: FindStop | None = None
         self._texts: list[str] = []
         self.ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
         self.closed = False
         self.finished: Finished | None = None
         self.error: DaemonError | None = None
@@ -85,6 +97,7 @@ class Receiver:
             case Piece():
                 ids = unpack_tokens(message.tokens)
                 self.ids += ids
+                self.logprobs += message.logprobs
                 self._trace.add(message)
                 self._show(self._stream.push(ids))
             case Finished():
@@ -102,7 +115,7 @@ class Receiver:
         self._texts.append(text)
         self._line.end()
         try:
-            self._output.write(text)
+            self.output.write(text)
         except BrokenPipeError:
             self.closed = True
 
@@ -111,25 +124,32 @@ def generate(options: Options) -> int:
     """Run one request and return the exit status; raises DaemonError for what is refused."""
     if options.raw and options.system is not None:
         raise UsageError("--system is part of the chat template, which --raw skips")
+    if options.min_tokens > options.max_tokens:
+        numbers = f"{options.min_tokens} is more than --max-tokens, {options.max_tokens}"
+        raise UsageError(f"--min-tokens {numbers}")
     prompt = read_prompt(options.prompt, options.prompt_file)
     with ProgressLine(shown=not options.quiet) as line, TraceFile(options.trace) as trace:
         model = _model(options)
         tokenizer, template = load_text_side(model.path)
         encoded = encode_prompt(tokenizer, template, prompt, system=options.system, raw=options.raw)
-        limit = read_model_config(model.path).max_positions
-        check_prompt(len(encoded.ids), options.max_tokens, limit)
+        config = read_model_config(model.path)
+        check_prompt(len(encoded.ids), options.max_tokens, config.max_positions)
         submit = Submit(
             request=REQUEST,
             prompt=pack_tokens(encoded.ids),
             max_tokens=options.max_tokens,
-            sampling=Sampling(stop_token_ids=tuple(sorted(tokenizer.eos_ids))),
+            sampling=options.sampling(tokenizer.eos_ids, config.vocab_size),
             draft_context=options.draft_context,
+            hints=options.hints(tokenizer),
+            ngram=options.ngram,
         )
         output = TextOutput(shown=not options.as_json)
-        receiver = Receiver(tokenizer, output, trace, line)
+        receiver = Receiver(options.stream(tokenizer), output, trace, line)
+        if options.stop:
+            receiver.find_stop = stop_finder(options.stream(tokenizer))
         with Interrupts() as interrupts:
             load_seconds = _run(_plan(options, model), submit, receiver, interrupts, line)
-            return _conclude(options, receiver, output, line, interrupts, load_seconds)
+            return _conclude(options, submit, receiver, line, interrupts, load_seconds)
 
 
 def _model(options: Options) -> LocalModel:
@@ -147,6 +167,7 @@ def _plan(options: Options, model: LocalModel) -> Plan:
         threads=options.threads,
         slots=1,
         draft_context=options.draft_context,
+        widest=options.guess_width,
     )
 
 
@@ -169,7 +190,7 @@ def _run(
     with Supervisor(plan, on_loading=loading) as supervisor:
         supervisor.watch(interrupts.fd, interrupts.on_ready)
         if supervisor.wait_ready(stopping):
-            supervisor.submit(submit, receiver)
+            supervisor.submit(submit, receiver, receiver.find_stop)
             supervisor.run_until(lambda: receiver.ended or stopping())
             if not receiver.ended:
                 supervisor.cancel(Cancel(request=REQUEST))
@@ -180,8 +201,8 @@ def _run(
 
 def _conclude(
     options: Options,
+    submit: Submit,
     receiver: Receiver,
-    output: TextOutput,
     line: ProgressLine,
     interrupts: Interrupts,
     load_seconds: float,
@@ -190,7 +211,7 @@ def _conclude(
     line.clear()
     if receiver.closed:
         raise BrokenPipeError
-    output.finish()
+    receiver.output.finish()
     if receiver.error is not None:
         raise receiver.error
     if receiver.finished is not None:
@@ -200,6 +221,8 @@ def _conclude(
             finish_reason=receiver.finished.finish_reason,
             statistics=receiver.finished.statistics,
             load_seconds=load_seconds,
+            sampling=submit.sampling,
+            logprobs=tuple(receiver.logprobs),
         )
         if options.as_json:
             sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")

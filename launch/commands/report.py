@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from protocol.messages import Statistics
+from protocol.messages import Sampling, Statistics, TokenLogprobs
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -40,10 +40,29 @@ class SpeculativeDecoding(msgspec.Struct, frozen=True, kw_only=True):
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
-    mean_acceptance_length: float | None  # tokens emitted per round that had a draft
+    num_hint_tokens: int
+    num_accepted_hint_tokens: int
+    num_ngram_tokens: int
+    num_accepted_ngram_tokens: int
+    mean_acceptance_length: float | None  # tokens emitted per round that had proposals
     draft_acceptance_rate: float | None  # accepted / proposed
     acceptance_histogram: tuple[int, ...]  # [a]: rounds that accepted a tokens
     num_accepted_tokens_per_pos: tuple[int, ...]
+
+
+class Alternative(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the likeliest tokens at a position."""
+
+    token_id: int
+    logprob: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """One emitted token by the raw distribution: before temperature, filters and penalties."""
+
+    token_id: int
+    logprob: float
+    top: tuple[Alternative, ...]
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,8 +76,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     mode_reason: str
     transport: str
     exact: Literal["native", "padded", "no"]
+    temperature: float
+    seed: int
     timings: Timings
     speculative_decoding: SpeculativeDecoding
+    logprobs: tuple[TokenLogprob, ...] | None  # one per token; null unless asked for
 
 
 def build(
@@ -68,9 +90,12 @@ def build(
     finish_reason: FinishReason,
     statistics: Statistics,
     load_seconds: float,
+    sampling: Sampling,
+    logprobs: tuple[TokenLogprobs, ...] = (),
 ) -> Report:
     """Arrange a request's statistics under their public names, with the rates they imply."""
     s = statistics
+    accepted = s.num_accepted_tokens + s.num_accepted_hint_tokens + s.num_accepted_ngram_tokens
     return Report(
         text=text,
         token_ids=token_ids,
@@ -80,6 +105,8 @@ def build(
         mode_reason=s.mode_reason,
         transport=s.transport,
         exact=s.exact,
+        temperature=sampling.temperature,
+        seed=sampling.seed,
         timings=Timings(
             load_seconds=load_seconds,
             time_to_first_token_seconds=s.time_to_first_token_seconds,
@@ -95,11 +122,32 @@ def build(
             num_drafts=s.num_drafts,
             num_draft_tokens=s.num_draft_tokens,
             num_accepted_tokens=s.num_accepted_tokens,
-            mean_acceptance_length=_ratio(s.num_drafts + s.num_accepted_tokens, s.num_drafts),
+            num_hint_tokens=s.num_hint_tokens,
+            num_accepted_hint_tokens=s.num_accepted_hint_tokens,
+            num_ngram_tokens=s.num_ngram_tokens,
+            num_accepted_ngram_tokens=s.num_accepted_ngram_tokens,
+            mean_acceptance_length=_ratio(s.num_drafts + accepted, s.num_drafts),
             draft_acceptance_rate=_ratio(s.num_accepted_tokens, s.num_draft_tokens),
             acceptance_histogram=s.acceptance_histogram,
             num_accepted_tokens_per_pos=s.num_accepted_tokens_per_pos,
         ),
+        logprobs=None if sampling.logprobs < 0 else _by_token(token_ids, logprobs),
+    )
+
+
+def _by_token(
+    token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]
+) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        TokenLogprob(
+            token_id=token,
+            logprob=entry.logprob,
+            top=tuple(
+                Alternative(token_id=other, logprob=value)
+                for other, value in zip(entry.ids, entry.logprobs, strict=True)
+            ),
+        )
+        for token, entry in zip(token_ids, logprobs, strict=False)
     )
 
 
@@ -113,11 +161,12 @@ def summary(report: Report) -> str:
         f"load {t.load_seconds:.1f} s",
         f"{report.mode} ({report.mode_reason})" if report.mode_reason else report.mode,
     ]
-    if spec.mean_acceptance_length is not None and spec.draft_acceptance_rate is not None:
-        parts.append(
-            f"{spec.mean_acceptance_length:.2f} tokens/round, "
-            f"{spec.draft_acceptance_rate:.0%} of drafts accepted"
-        )
+    if spec.mean_acceptance_length is not None:
+        rate = spec.draft_acceptance_rate
+        accepted = "" if rate is None else f", {rate:.0%} of drafts accepted"
+        parts.append(f"{spec.mean_acceptance_length:.2f} tokens/round{accepted}")
+    if report.temperature > 0:
+        parts.append(f"seed {report.seed}")
     if report.transport:
         parts.append(f"transport {report.transport}")
     parts.append(f"exact: {report.exact}")

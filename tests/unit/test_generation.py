@@ -13,6 +13,7 @@ from launch.commands.generation import Receiver
 from launch.commands.output import ProgressLine, TextOutput, TraceFile
 from launch.interrupts import CAUGHT
 from launch.models import LocalModel
+from launch.stream import TextStream
 from protocol.codec import pack_tokens
 from protocol.errors import ModelNotFound, PromptTooLong, UsageError
 from protocol.messages import Cancel, Piece, Progress, Refused
@@ -45,7 +46,8 @@ def _piece(*ids, **changes):
 
 
 def _receiver(*, shown=True, trace=None):
-    return Receiver(Letters(), TextOutput(shown=shown), TraceFile(trace), ProgressLine(shown=False))
+    stream = TextStream(Letters().decode)
+    return Receiver(stream, TextOutput(shown=shown), TraceFile(trace), ProgressLine(shown=False))
 
 
 def test_text_is_written_when_a_block_is_accepted_not_at_the_end(capsys):
@@ -89,7 +91,8 @@ def test_progress_says_how_far_the_prompt_is(monkeypatch):
 def test_once_text_is_shown_no_progress_is_drawn_into_it(monkeypatch, capsys):
     monkeypatch.setattr(output.Console, "is_terminal", True)
     line = ProgressLine(shown=True)
-    receiver = Receiver(Letters(), TextOutput(shown=True), TraceFile(None), line)
+    stream = TextStream(Letters().decode)
+    receiver = Receiver(stream, TextOutput(shown=True), TraceFile(None), line)
     line.say("loading")
     assert line._status is not None
     receiver(_piece(0))

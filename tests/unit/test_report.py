@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from launch.commands.report import build, summary
-from protocol.messages import Statistics
+from protocol.messages import Sampling, Statistics, TokenLogprobs
 
 STATISTICS = Statistics(
     prompt_tokens=10,
@@ -31,13 +31,23 @@ STATISTICS = Statistics(
 )
 
 
-def _report(**changes):
+ENTRIES = tuple(
+    TokenLogprobs(logprob=-float(n), ids=(n, 9), logprobs=(-float(n), -9.0)) for n in (1, 2, 3)
+)
+
+
+WARM = Sampling(seed=11, temperature=0.5)
+
+
+def _report(sampling=WARM, logprobs=(), **changes):
     return build(
         text="abc",
         token_ids=(1, 2, 3),
         finish_reason="stop",
         statistics=msgspec.structs.replace(STATISTICS, **changes),
         load_seconds=1.5,
+        sampling=sampling,
+        logprobs=logprobs,
     )
 
 
@@ -64,7 +74,7 @@ def test_a_request_that_ended_before_its_second_token_has_no_speed():
 def test_the_line_names_counts_speed_mode_acceptance_transport_and_exactness():
     assert summary(_report()) == (
         "7 tokens (stop) | 3.0 tokens/s | first token 0.50 s | load 1.5 s | speculative | "
-        "1.67 tokens/round, 17% of drafts accepted | transport shm | exact: padded"
+        "1.67 tokens/round, 17% of drafts accepted | seed 11 | transport shm | exact: padded"
     )
 
 
@@ -81,3 +91,33 @@ def test_the_line_says_why_there_was_no_draft():
     assert "autoregressive (no draft was asked for)" in line
     assert "round" not in line
     assert "transport" not in line
+
+
+def test_the_seed_is_told_where_it_mattered():
+    assert _report().seed == 11
+    assert "seed" not in summary(_report(sampling=Sampling(seed=11)))
+
+
+def test_logprobs_are_listed_by_token_where_they_were_asked_for():
+    assert _report(logprobs=ENTRIES).logprobs is None
+    report = _report(sampling=Sampling(logprobs=2), logprobs=ENTRIES)
+    assert [entry.token_id for entry in report.logprobs] == [1, 2, 3]
+    assert msgspec.json.decode(msgspec.json.encode(report.logprobs[1])) == {
+        "token_id": 2,
+        "logprob": -2.0,
+        "top": [{"token_id": 2, "logprob": -2.0}, {"token_id": 9, "logprob": -9.0}],
+    }
+
+
+def test_guesses_count_as_proposals_of_a_round_and_not_as_the_drafts():
+    report = _report(
+        num_draft_tokens=0,
+        num_accepted_tokens=0,
+        num_hint_tokens=4,
+        num_accepted_hint_tokens=3,
+        num_ngram_tokens=2,
+        num_accepted_ngram_tokens=1,
+    )
+    assert report.speculative_decoding.mean_acceptance_length == pytest.approx((3 + 4) / 3)
+    assert report.speculative_decoding.draft_acceptance_rate is None
+    assert "2.33 tokens/round |" in summary(report)
