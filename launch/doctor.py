@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from launch import idle_threads
 from launch.store import default_home
 from protocol import __version__, cpu
 from protocol.errors import DaemonError
@@ -44,7 +45,13 @@ PACKAGES: Final[dict[str, bool]] = {
     "cupy-cuda13x": False,
 }
 CPU_FLAGS: Final = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16")
-THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MKL_CBWR", "KMP_AFFINITY")
+THREAD_VARIABLES: Final = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "MKL_CBWR",
+    "KMP_AFFINITY",
+    *idle_threads.VARIABLES,
+)
 FACTS_SECONDS: Final = 60.0
 
 
@@ -58,7 +65,7 @@ def quick() -> Facts:
         "packages": {name: _version(name) for name in PACKAGES},
         "cpu": _cpu(),
         "memory": _memory(),
-        "threads": {name: os.environ.get(name, "") for name in THREAD_VARIABLES},
+        "threads": _thread_variables(),
         "devices": _device_nodes(),
         "home": str(default_home(os.environ)),
         "runtime": _runtime(),
@@ -181,6 +188,12 @@ def _transport() -> Facts:
     except DaemonError as error:
         return {"name": None, "reason": str(error)}
     return {"name": placement.transport, "reason": placement.reason}
+
+
+def _thread_variables() -> dict[str, str]:
+    """What steers threads, as daemons get it: the user's own, and what is added for them."""
+    found = {**idle_threads.spin_settings(os.environ), **os.environ}
+    return {name: found.get(name, "") for name in THREAD_VARIABLES}
 
 
 def _problems(facts: Facts) -> list[str]:

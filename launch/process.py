@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from launch.idle_threads import spin_settings
 from launch.log_tail import LineReader, LogTail
 from protocol.config import Deadlines
 from protocol.errors import InternalError, ProtocolError, Unavailable
@@ -260,4 +261,4 @@ def _child_environment(extra: Mapping[str, str]) -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in _NOT_INHERITED and not name.startswith(_NOT_INHERITED_PREFIXES)
     }
-    return {**kept, PARENT_VARIABLE: str(os.getpid()), **extra}
+    return {**kept, **spin_settings(kept), PARENT_VARIABLE: str(os.getpid()), **extra}

@@ -26,6 +26,9 @@ from protocol.messages import WIRE_VERSION, Failed, Hello, LinkMessage
 from protocol.state import LinkName
 
 MAX_PEERS: Final = 64
+# Plain numbers: arithmetic on pyzmq's enumerations is done in Python, with every message.
+READABLE: Final = int(zmq.POLLIN)
+NOT_WAITING: Final = int(zmq.NOBLOCK)
 
 Request = TypeVar("Request", bound=LinkMessage)
 
@@ -83,7 +86,7 @@ class Server(Generic[Request]):
             self._context.destroy(linger=0)
             raise
         self._socket = socket
-        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(socket, READABLE)
         return self
 
     def __exit__(
@@ -109,7 +112,7 @@ class Server(Generic[Request]):
         for fd in self._extra - wanted:
             self._poller.unregister(fd)
         for fd in wanted - self._extra:
-            self._poller.register(fd, zmq.POLLIN)
+            self._poller.register(fd, READABLE)
         self._extra = wanted
         ready = self._poller.poll(None if timeout is None else math.ceil(timeout * 1000))
         return frozenset(source for source, _ in ready if isinstance(source, int))
@@ -117,10 +120,10 @@ class Server(Generic[Request]):
     def receive(self) -> Received[Request] | None:
         """The next legal message, or None when none waits; what is not legal is answered here."""
         while True:
-            try:
-                peer, *parts = self._bound().recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            socket = self._bound()
+            if not int(socket.getsockopt(zmq.EVENTS)) & READABLE:
                 return None
+            peer, *parts = socket.recv_multipart(NOT_WAITING)
             message = None
             try:
                 message = self._read(parts)
@@ -137,7 +140,7 @@ class Server(Generic[Request]):
         except ProtocolError as error:
             data = encode(failed(message, typed(InternalError(str(error)), "reply")))
         try:
-            self._bound().send_multipart((peer, data), zmq.NOBLOCK)
+            self._bound().send_multipart((peer, data), NOT_WAITING)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise

@@ -97,11 +97,11 @@ class Engine:
 
         Raises PositionMismatch, PromptTooLong, ProtocolError, OutOfMemory or InternalError.
         """
+        started = perf_counter()
         sequence = self._sequences.get(item.sequence)
         ids = unpack_tokens(item.tokens)
         self._check_chunk(sequence, item, len(ids))
         self._check_vocabulary(ids, item.start)
-        started = perf_counter()
         token, logprobs = self._run_chunk(sequence, item, ids)
         finish: Finish = "stop" if token in sequence.stops else ""
         stop = item.start + len(ids)
@@ -123,12 +123,12 @@ class Engine:
         A repeated round is answered with its stored verdict. A forward that raises is undone and
         tried at width 1; only if that fails too does the request fail.
         """
+        started = perf_counter()
         sequence = self._sequences.get(item.sequence)
         if sequence.verdict is not None and item.round <= sequence.verdict.round:
             return _stored(sequence.verdict, item)
         ids = unpack_tokens(item.tokens)
         self._check_block(sequence, item, ids)
-        started = perf_counter()
         judgement, logprobs = self._decide(sequence, ids, item.budget)
         emitted = judgement.emitted
         start = sequence.committed + 1

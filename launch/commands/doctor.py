@@ -43,7 +43,7 @@ def _lines(facts: Facts) -> list[tuple[str, str]]:
         ("processor", f"{cpu['model']}, {cpu['usable_cores']} usable cores"),
         ("features", f"{' '.join(cpu['flags']) or 'none of interest'}"),
         ("dtype", f"{cpu['auto_dtype']} ({'fast' if cpu['fast_bf16'] else 'no fast'} bf16 here)"),
-        ("threads", " ".join(threads) or f"{cpu['usable_cores']} a daemon; no variable set"),
+        ("threads", " ".join((f"{cpu['usable_cores']} a daemon;", *threads))),
         ("memory", _memory(memory)),
         ("devices", ", ".join(facts["devices"])),
         ("transport", f"{facts['transport']['name']}: {facts['transport']['reason']}"),
