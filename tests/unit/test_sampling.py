@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import plain_choice
+from support.samplings import samplings
 
 from protocol import noise
 from protocol.choice import choose
@@ -18,34 +19,6 @@ from protocol.messages import Sampling
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "sampling.md").read_text("utf-8")
 VOCAB = 64
 PROMPT = torch.arange(20)
-
-
-def samplings(vocab=VOCAB):
-    """Any combination of parameters, the neutral value of each often among them."""
-    ids = st.integers(0, vocab - 1)
-
-    def maybe(neutral, *others):
-        return st.one_of(st.just(neutral), *others)
-
-    return st.builds(
-        Sampling,
-        logit_bias=maybe(
-            (), st.lists(st.tuples(ids, st.floats(-5, 5, width=32)), max_size=3).map(tuple)
-        ),
-        eos_token_ids=maybe((), st.lists(ids, max_size=3).map(tuple)),
-        stop_token_ids=maybe((), st.lists(ids, max_size=3).map(tuple)),
-        ignore_eos=st.booleans(),
-        min_tokens=st.sampled_from([0, 0, 2, 5]),
-        prompt_tokens=st.just(len(PROMPT)),
-        repetition_penalty=st.sampled_from([1.0, 1.0, 0.8, 1.3]),
-        presence_penalty=st.sampled_from([0.0, 0.0, 0.5, -0.5]),
-        frequency_penalty=st.sampled_from([0.0, 0.0, 0.25]),
-        temperature=st.sampled_from([0.0, 0.3, 0.7, 1.0, 2.5]),
-        top_k=st.sampled_from([0, 0, 1, 5, 40, 1000]),
-        top_p=st.sampled_from([1.0, 1.0, 0.95, 0.5, 0.01]),
-        min_p=st.sampled_from([0.0, 0.0, 0.05, 0.5]),
-        seed=st.integers(0, (1 << 63) - 1),
-    )
 
 
 def block_of(seed, rows=5, vocab=VOCAB, scale=2.0):
@@ -63,14 +36,14 @@ def expected(logits, position, sampling, history):
 
 
 @settings(max_examples=300, deadline=None)
-@given(samplings(), st.integers(0, 1000))
+@given(samplings(VOCAB, len(PROMPT)), st.integers(0, 1000))
 def test_every_row_is_chosen_as_the_document_defines(sampling, number):
     logits = block_of(number)
     assert choose(logits, 20, sampling, PROMPT).tolist() == expected(logits, 20, sampling, PROMPT)
 
 
 @settings(max_examples=100, deadline=None)
-@given(samplings(), st.integers(0, 1000), st.integers(1, 4))
+@given(samplings(VOCAB, len(PROMPT)), st.integers(0, 1000), st.integers(1, 4))
 def test_rows_do_not_depend_on_how_many_are_chosen_together(sampling, number, split):
     logits = block_of(number)
     before = logits.clone()
