@@ -39,7 +39,7 @@ class InProcess:
 
     def __init__(self, plan: Plan, stops: tuple[int, ...]) -> None:
         place = Path(f"/in-process/{os.getpid()}")  # a key, never a folder
-        prepared = prepare(plan, place, {"target": LIFE, "draft": LIFE})
+        prepared = prepare(plan, place)
         torch.set_num_threads(plan.threads or usable_cores())
         host = TRANSPORT.host(place)
         self.target = load_target(prepared.target, host)

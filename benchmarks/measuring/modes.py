@@ -13,6 +13,7 @@ import msgspec
 from measuring.figures import Generation, Round
 from measuring.prompts import Prompt
 
+from launch.idle_threads import spin_settings
 from launch.plan import Plan
 from launch.supervisor import Supervisor
 from protocol.codec import pack_tokens, unpack_tokens
@@ -158,9 +159,19 @@ class Daemons:
 class Worker:
     """A program that reads one job a line and writes one answer a line; see `measuring.answer`."""
 
-    def __init__(self, command: Sequence[str | Path], role: str, settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        role: str,
+        settings: dict[str, Any],
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._process = subprocess.Popen(
-            [*command, json.dumps(settings)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [*command, json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **(environment or {})},
         )
         try:
             self.facts: Mapping[str, Any] = self._read()
@@ -196,6 +207,6 @@ class Worker:
 
     @classmethod
     def here(cls, script: str, role: str, settings: dict[str, Any]) -> Self:
-        """A script of this folder, under this interpreter."""
+        """A script of this folder, under this interpreter, with the thread settings of daemons."""
         path = Path(__file__).parents[1] / script
-        return cls([sys.executable, path], role, settings)
+        return cls([sys.executable, path], role, settings, environment=spin_settings(os.environ))
