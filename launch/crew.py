@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from launch.deadlines_heap import DeadlineHeap
+from launch.deadlines_heap import DeadlineHeap, Timer
 from launch.events import Role
 from launch.introductions import Introductions
 from launch.owner import Owner
-from launch.peer import AnyReply, Listed, ListedReply, Peer
+from launch.peer import AnyReply, Listed, ListedReply, Peer, Sent
 from launch.plan import DaemonStatus, Loading, Plan, Stage
 from launch.process import Event, Exited
 from launch.restart import Backoff
@@ -121,6 +121,11 @@ class Crew:
         return self._introductions.placement
 
     @property
+    def paired_seconds(self) -> float:
+        """What pairing took the draft, its first block included."""
+        return self._introductions.paired_seconds
+
+    @property
     def target_hello(self) -> TargetHello | None:
         return self._introductions.target_hello
 
@@ -138,16 +143,25 @@ class Crew:
             return DaemonStatus(stage="absent", reason="", life=0, pid=None)
         return peer.status()
 
-    def send(self, role: Role, message: LinkMessage, seconds: float) -> None:
-        """Send; the deadline counts from when everything sent before it must be answered."""
-        peer = self._peers[role]
-        began = max(time.monotonic(), peer.latest_deadline)
-        timer = self._timers.add(began + seconds, partial(self._on_late, peer, message, seconds))
+    def send(
+        self, role: Role, message: LinkMessage, seconds: float, *, soft: float | None = None
+    ) -> None:
+        """Send; the deadline counts from when everything sent before it must be answered.
+
+        After `soft` seconds from now the owner is told once that the answer is late.
+        """
+        peer, now = self._peers[role], time.monotonic()
+        due = max(now, peer.latest_deadline) + seconds
+        timer = self._timers.add(due, partial(self._on_late, peer, message, seconds))
+        soft_timer = Timer(0.0, None)
+        if soft is not None and isinstance(message, Listed):
+            soft_timer = self._timers.add(now + soft, partial(self._owner.on_soft, role, message))
         try:
-            peer.send(message, timer)
+            peer.send(message, timer, soft_timer)
         except DaemonError as error:
             # Not now: the session that sends is in the middle of its commands.
             self._timers.cancel(timer)
+            self._timers.cancel(soft_timer)
             lose = partial(self._lose, peer, error, kill=True)
             self._timers.add(time.monotonic(), lose)
 
@@ -193,15 +207,19 @@ class Crew:
         sent = peer.take(reply)
         if sent is None:
             return
-        self._timers.cancel(sent.timer)
+        self._forget_timers(sent)
         asked = sent.message
         if isinstance(asked, Listed) and isinstance(reply, Failed | ListedReply):
-            self._owner.on_answer(peer.role, asked, reply)
+            self._owner.on_answer(peer.role, asked, reply, time.monotonic() - sent.when)
             return
         try:
             self._introductions.meet(peer, asked, reply)
         except DaemonError as error:
             self._lose(peer, error, kill=True)
+
+    def _forget_timers(self, sent: Sent) -> None:
+        self._timers.cancel(sent.timer)
+        self._timers.cancel(sent.soft)
 
     def _up(self, peer: Peer) -> None:
         self._backoffs[peer.role].up(time.monotonic())
@@ -237,7 +255,7 @@ class Crew:
         self._timers.cancel(peer.load_timer)
         sent = peer.forget_sent()
         for one in sent:
-            self._timers.cancel(one.timer)
+            self._forget_timers(one)
         peer.link.close()
         if kill:
             peer.child.kill()

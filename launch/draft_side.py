@@ -75,7 +75,8 @@ class DraftSide:
     @property
     def block_size(self) -> int:
         """The widest block it can propose now; 1 is none."""
-        return self.facts.block_size if self.facts is not None and self.stage == "open" else 1
+        asked, facts = self._asked, self.facts
+        return 1 if facts is None or self.stage != "open" or asked.is_late else facts.block_size
 
     def mode(self) -> tuple[Literal["speculative", "autoregressive"], str]:
         """How the request goes on from here, and why."""
@@ -93,7 +94,8 @@ class DraftSide:
         """
         overwritten = first + rows - self._target.ring_capacity  # positions below this one
         needed = max(self._ingested, end - self.context)
-        return self.holds_slot and needed < min(overwritten, first)
+        can_ask = self.holds_slot and not self._asked.is_late
+        return can_ask and needed < min(overwritten, first)
 
     def open(self, slot: int) -> None:
         """Ask for the slot that the target assigned."""
@@ -114,7 +116,6 @@ class DraftSide:
         self._asked.forget("draft")
         if self.stage == "absent" and self.life:
             return
-        self.block = Block()
         self.facts, self.stage, self.reason = None, "absent", reason
 
     def take(self, asked: Request, item: Result, *, decoding: bool) -> bool:
@@ -133,6 +134,22 @@ class DraftSide:
             case _:  # pragma: no cover  # `Outstanding.take` pairs requests and answers
                 raise InternalError(f"{type(item).__name__} cannot answer {type(asked).__name__}")
         return False
+
+    def take_late(self, asked: Request, item: Result, *, decoding: bool) -> None:
+        """Take in an answer that the session has gone on without: proposals are too late."""
+        if isinstance(asked, ProposeItem) and isinstance(item, ProposedItem):
+            self._tally.num_late_proposals += 1
+            if defect := proposal_defect(asked, item, self._target.vocab_size):
+                self._distrust(f"the draft answered nonsense: {defect}")
+                return
+            self._ingested = asked.base_pos
+            self._tally.add_seconds(item.draft_seconds, item.ingest_seconds, 0.0)
+        elif not isinstance(asked, CloseItem):
+            self.take(asked, item, decoding=decoding)
+
+    def give_up(self, stop: int) -> None:
+        """Rows below `stop` could not be taken in before they are overwritten: a gap is legal."""
+        self._ingested = max(self._ingested, stop)
 
     def _on_ingested(self, asked: IngestItem, item: IngestedItem, decoding: bool) -> None:
         if defect := ingest_defect(asked, item):

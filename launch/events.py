@@ -119,12 +119,34 @@ class DeadlineExpired:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftLate:
+    """The draft's soft deadline has passed: the round goes on, and its answer may still come."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """What was to be asked of the draft in this round was not: it is late with something else."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class CancelRequested:
     """The client wants no more of it."""
 
 
 Event: TypeAlias = (
-    Start | Reply | DraftUp | DraftDown | TargetDown | DeadlineExpired | CancelRequested
+    Start
+    | Reply
+    | DraftUp
+    | DraftDown
+    | TargetDown
+    | DeadlineExpired
+    | DraftLate
+    | Withdrawn
+    | CancelRequested
 )
 
 # --- commands --------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ class Introductions:
         self._on_stage = on_stage
         self._on_bad_draft = on_bad_draft
         self.placement: Placement | None = None
+        self.paired_seconds = 0.0
 
     @property
     def lives(self) -> tuple[int, int]:
@@ -92,6 +93,7 @@ class Introductions:
                 if peer.role == "target":
                     self._up(peer)
             case Pair(), Paired():
+                self.paired_seconds = reply.seconds
                 self._up(peer)
             case _:
                 raise ProtocolError(f"the {peer.role} answered {type(reply).__name__}")

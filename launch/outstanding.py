@@ -35,7 +35,7 @@ class Outstanding:
     Every request has a round number of its own, except that a Verify shares its Propose's.
     """
 
-    __slots__ = ("_asked", "_commands", "_sequence", "num_stale_replies", "round")
+    __slots__ = ("_asked", "_commands", "_late", "_sequence", "num_stale_replies", "round")
 
     def __init__(self, sequence: int, commands: list[Command]) -> None:
         self.round = 0
@@ -43,6 +43,7 @@ class Outstanding:
         self._sequence = sequence
         self._commands = commands
         self._asked: dict[Role, Request] = {}
+        self._late: Request | None = None  # the draft may still answer it; nothing waits for that
 
     def __contains__(self, role: Role) -> bool:
         return role in self._asked
@@ -68,9 +69,33 @@ class Outstanding:
     def forget(self, role: Role) -> None:
         """Its daemon is gone; no answer will come."""
         self._asked.pop(role, None)
+        if role == "draft":
+            self._late = None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the draft still owes an answer that nothing waits for."""
+        return self._late is not None
+
+    def defer(self, number: int) -> bool:
+        """Wait no longer for the draft's answer of this round; False when none is waited for."""
+        late = self.withdraw(number)
+        self._late = late or self._late
+        return late is not None
+
+    def withdraw(self, number: int) -> Request | None:
+        """Take back what was asked of the draft in this round, if it is still waited for."""
+        asked = self._asked.get("draft")
+        if asked is None or asked.round != number:
+            return None
+        return self._asked.pop("draft")
 
     def expire(self, event: DeadlineExpired) -> Request | None:
         """The request whose deadline this is, which is forgotten; None when it was answered."""
+        late = self._late
+        if event.role == "draft" and late is not None and late.round == event.round:
+            self._late = None
+            return late
         asked = self._asked.get(event.role)
         if asked is None or asked.round != event.round:
             return None
@@ -81,15 +106,28 @@ class Outstanding:
 
         A target's answer counts whatever draft lived meanwhile; its own life must be the same.
         """
-        asked, item = self._asked.get(reply.role), reply.item
-        if (
-            asked is None
-            or item.round != asked.round
-            or item.sequence != self._sequence
-            or reply.target_life != target_life
-            or (reply.role == "draft" and reply.draft_life != draft_life)
-            or not isinstance(item, (ANSWERS[type(asked)], ItemFailed))
-        ):
+        asked = self._asked.get(reply.role)
+        if asked is None or not self._answers(reply, asked, target_life, draft_life):
             self.num_stale_replies += 1
             return None
         return self._asked.pop(reply.role)
+
+    def take_late(self, reply: Reply, target_life: int, draft_life: int) -> Request | None:
+        """The late request that `reply` answers, or None."""
+        late = self._late
+        if reply.role == "target" or late is None:
+            return None
+        if not self._answers(reply, late, target_life, draft_life):
+            return None
+        self._late = None
+        return late
+
+    def _answers(self, reply: Reply, asked: Request, target_life: int, draft_life: int) -> bool:
+        item = reply.item
+        return (
+            item.round == asked.round
+            and item.sequence == self._sequence
+            and reply.target_life == target_life
+            and (reply.role == "target" or reply.draft_life == draft_life)
+            and isinstance(item, (ANSWERS[type(asked)], ItemFailed))
+        )

@@ -24,8 +24,14 @@ class Owner(Protocol):
         """Nothing that was asked will be answered; `asked` is what it was at, if anything."""
         ...
 
-    def on_answer(self, role: Role, asked: Listed, answer: ListedReply | Failed) -> None:
-        """The answer to a message about sequences."""
+    def on_answer(
+        self, role: Role, asked: Listed, answer: ListedReply | Failed, seconds: float
+    ) -> None:
+        """The answer to a message about sequences, `seconds` after it was sent."""
+        ...
+
+    def on_soft(self, role: Role, asked: Listed) -> None:
+        """Its soft deadline has passed; the answer may still come."""
         ...
 
     def on_late(self, role: Role, asked: Listed) -> None:

@@ -1,5 +1,6 @@
 """One daemon as the supervisor sees it: its process, its link, and what it has not answered."""
 
+import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,8 @@ class Sent:
 
     message: LinkMessage
     timer: Timer
+    soft: Timer
+    when: float  # on time.monotonic()'s clock
 
 
 class Peer:
@@ -127,10 +130,10 @@ class Peer:
         """When all that was sent must have been answered; 0 when nothing is due."""
         return max((sent.timer.when for sent in self._sent), default=0.0)
 
-    def send(self, message: LinkMessage, timer: Timer) -> None:
-        """Send now; `timer` is its deadline."""
+    def send(self, message: LinkMessage, timer: Timer, soft: Timer) -> None:
+        """Send now; the timers are its hard and its soft deadline."""
         self.link.send(message)
-        self._sent.append(Sent(message, timer))
+        self._sent.append(Sent(message, timer, soft, time.monotonic()))
 
     def take(self, reply: AnyReply) -> Sent | None:
         """What `reply` answers; None, counted, when nothing that is due is answered by it.

@@ -15,6 +15,7 @@ from launch.events import (
     DeadlineExpired,
     DraftDown,
     DraftFacts,
+    DraftLate,
     DraftUp,
     Emit,
     Event,
@@ -26,6 +27,7 @@ from launch.events import (
     Start,
     TargetDown,
     TargetFacts,
+    Withdrawn,
 )
 from launch.hints import Guesses
 from launch.journal import Journal
@@ -121,6 +123,8 @@ class Session:
                 self._lose_target(error)
             case DeadlineExpired():
                 self._on_deadline(event)
+            case DraftLate() | Withdrawn():
+                self._on_impatience(event)
             case CancelRequested():
                 self._end(Finish("cancelled"))
             case _:
@@ -191,12 +195,28 @@ class Session:
     # --- replies
 
     def _on_reply(self, reply: Reply) -> None:
+        late = self._asked.take_late(reply, self.target.life, self.draft.life)
+        if late is not None:
+            if self.phase != "closing":
+                self.draft.take_late(late, reply.item, decoding=self.phase == "decoding")
+            return
         asked = self._asked.take(reply, self.target.life, self.draft.life)
         if asked is None or self.phase == "closing" or isinstance(asked, CloseItem):
             return
         if reply.role == "target":
             self._on_target_reply(asked, reply.item)
         elif self.draft.take(asked, reply.item, decoding=self.phase == "decoding"):
+            self._verify()
+
+    def _on_impatience(self, event: DraftLate | Withdrawn) -> None:
+        """Go on without the draft's answer, which may still come, or never will."""
+        if isinstance(event, DraftLate):
+            self._asked.defer(event.round)
+            return
+        asked = self._asked.withdraw(event.round)
+        if isinstance(asked, IngestItem):
+            self.draft.give_up(asked.stop)
+        elif isinstance(asked, ProposeItem):
             self._verify()
 
     def _on_target_reply(self, asked: Request, item: Result) -> None:
@@ -281,7 +301,10 @@ class Session:
         if self._target_alive and opened:
             self._asked.ask("target", CloseItem, keep=keep)
         if self.draft.holds_slot:
+            is_late = self._asked.is_late
             self._asked.ask("draft", CloseItem, keep=keep)
+            if is_late:  # the client need not wait for it
+                self._asked.defer(self._asked.round)
 
     def _lose_target(self, error: DaemonError) -> None:
         self._target_alive = False

@@ -22,6 +22,7 @@ class Tally:
     accepted_per_pos: list[int] = field(default_factory=list)
     proposed_per_pos: list[int] = field(default_factory=list)
     num_draft_restarts: int = 0  # lives of the draft after the request's first
+    num_late_proposals: int = 0  # that came when the round had gone on without them
     prefill_seconds: float = 0.0
     prompt_ingest_seconds: float = 0.0  # before the first token: no part of decoding
     draft_seconds: float = 0.0
@@ -132,4 +133,5 @@ def statistics(
         num_proposed_tokens_per_pos=tuple(tally.proposed_per_pos),
         num_stale_replies=stale,
         num_draft_restarts=tally.num_draft_restarts,
+        num_late_proposals=tally.num_late_proposals,
     )

@@ -11,58 +11,34 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Self
 
 from launch.crew import Crew
 from launch.deadlines_heap import DeadlineHeap
 from launch.desk import Desk, Sink
+from launch.dispatch import Dispatch
 from launch.events import (
     DeadlineExpired,
     DraftDown,
     DraftFacts,
+    DraftLate,
     DraftUp,
     Reply,
-    Request,
     Role,
     TargetDown,
     TargetFacts,
+    Withdrawn,
 )
+from launch.patience import Patience
 from launch.peer import Listed, ListedReply
 from launch.plan import Loading, Plan, Status
 from launch.starter import installed
 from launch.stream import FindStop
-from launch.turns import Turns, shares_cores
+from launch.turns import ComputeItem, shares_cores
 from protocol.client import Poller
 from protocol.errors import DaemonError, Unavailable
-from protocol.messages import (
-    Cancel,
-    Close,
-    CloseItem,
-    Failed,
-    Ingest,
-    IngestItem,
-    ItemFailed,
-    Open,
-    OpenItem,
-    Prefill,
-    PrefillItem,
-    Propose,
-    ProposeItem,
-    Submit,
-    Verify,
-    VerifyItem,
-)
+from protocol.messages import Cancel, Failed, ItemFailed, Submit
 from protocol.run_directory import RunDirectory, sweep_orphans
-
-MESSAGES: Final[dict[type[Request], type[Listed]]] = {
-    OpenItem: Open,
-    PrefillItem: Prefill,
-    IngestItem: Ingest,
-    ProposeItem: Propose,
-    VerifyItem: Verify,
-    CloseItem: Close,
-}
-COMPUTE: Final = (Prefill, Ingest, Propose, Verify)
 
 
 class Supervisor:
@@ -84,14 +60,11 @@ class Supervisor:
         self._stack = ExitStack()
         self._poller = Poller()
         self._timers = DeadlineHeap()
-        self._turns = Turns()
         self._crew = Crew(plan, self._poller, self._timers, self, command)
-        self._desk = Desk(self._send, self._crew.lose_draft, max_waiting=plan.max_waiting)
+        self._patience = Patience(plan.deadlines)
+        self._dispatch = Dispatch(self._crew, self._patience, self._withdraw)
+        self._desk = Desk(self._dispatch.send, self._crew.lose_draft, max_waiting=plan.max_waiting)
         self._watched: dict[int, Callable[[], None]] = {}
-        self._seconds = {
-            kind: float(getattr(plan.deadlines, kind.__name__.lower()))
-            for kind in MESSAGES.values()
-        }
         self._began = 0.0
         self._load_seconds = 0.0
 
@@ -211,28 +184,12 @@ class Supervisor:
             return crew.is_given_up("target")
         return crew.stage("draft") in ("absent", "ready") or crew.has_failed("draft")
 
-    # --- what sessions send ------------------------------------------------------------------
+    # --- between sessions and daemons ----------------------------------------------------------
 
-    def _send(self, role: Role, item: Request) -> None:
-        """Compute waits for its turn; opening and closing do not."""
-        if isinstance(item, OpenItem | CloseItem):
-            self._turns.drop(role, item.sequence)
-            self._post(role, type(item), (item,))
-        else:
-            self._turns.ask(role, item)
-
-    def _post(self, role: Role, kind: type[Request], items: tuple[Any, ...]) -> None:
-        message = MESSAGES[kind]
-        target, draft = self._crew.lives
-        self._crew.send(
-            role,
-            message(target_life=target, draft_life=draft, items=items),
-            self._seconds[message],
-        )
-
-    def _grant(self) -> None:
-        for batch in self._turns.grant():
-            self._post(batch.role, batch.kind, batch.items)
+    def _withdraw(self, item: ComputeItem) -> None:
+        """Not now: the session that asks is in the middle of its commands."""
+        event = Withdrawn(item.round)
+        self._timers.add(time.monotonic(), partial(self._desk.handle, item.sequence, event))
 
     def _admit(self) -> None:
         """Start what can start, and send what may be sent."""
@@ -241,7 +198,7 @@ class Supervisor:
             self._desk.refuse_waiting(error)
         elif self._desk.waiting and hello is not None and self._crew.stage("target") == "ready":
             self._desk.admit(TargetFacts.of(hello), hello.slots, self._draft(), self._crew.no_draft)
-        self._grant()
+        self._dispatch.grant()
 
     def _draft(self) -> DraftFacts | None:
         hello = self._crew.draft_hello
@@ -261,7 +218,8 @@ class Supervisor:
         """See `launch.owner.Owner`."""
         target, draft = self._crew.target_hello, self._crew.draft_hello
         if role == "draft" and target is not None and draft is not None:
-            self._turns.shared = shares_cores(target.host, draft.host)
+            self._patience.seed(self._crew.paired_seconds)
+            self._dispatch.share(shared=shares_cores(target.host, draft.host))
             if self._crew.placement is not None:
                 self._desk.transport = self._crew.placement.transport
             self._desk.broadcast(DraftUp(DraftFacts.of(draft)))
@@ -270,7 +228,7 @@ class Supervisor:
     def on_lost(self, role: Role, error: DaemonError, asked: Listed | None) -> None:
         """See `launch.owner.Owner`."""
         del asked
-        self._turns.clear(role)
+        self._dispatch.lost(role)
         self._desk.broadcast(DraftDown(str(error)) if role == "draft" else TargetDown(error))
         self._admit()
 
@@ -279,10 +237,18 @@ class Supervisor:
         for item in asked.items:
             self._desk.handle(item.sequence, DeadlineExpired(role, item.round))
 
-    def on_answer(self, role: Role, asked: Listed, answer: ListedReply | Failed) -> None:
+    def on_soft(self, role: Role, asked: Listed) -> None:
         """See `launch.owner.Owner`."""
-        if isinstance(asked, COMPUTE):
-            self._turns.done(role)
+        self._dispatch.late(role, asked)
+        for item in asked.items:
+            self._desk.handle(item.sequence, DraftLate(item.round))
+        self._admit()
+
+    def on_answer(
+        self, role: Role, asked: Listed, answer: ListedReply | Failed, seconds: float
+    ) -> None:
+        """See `launch.owner.Owner`."""
+        self._dispatch.answered(role, asked, seconds)
         results = _refusals(asked, answer) if isinstance(answer, Failed) else answer.results
         for item in results:
             reply = Reply(role, answer.target_life, answer.draft_life, item)

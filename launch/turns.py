@@ -48,6 +48,7 @@ class Turns:
         self.shared = True  # until both daemons have said where they run
         self._queue: deque[tuple[Role, ComputeItem]] = deque()
         self._busy: set[Role] = set()
+        self._overdue: set[Role] = set()  # busy for so long that others go on meanwhile
 
     def ask(self, role: Role, item: ComputeItem) -> None:
         """Queue one sequence's request."""
@@ -60,11 +61,23 @@ class Turns:
     def clear(self, role: Role) -> None:
         """The daemon is gone, with its queue and its turn."""
         self._keep(lambda queued, _: queued != role)
-        self._busy.discard(role)
+        self.done(role)
+
+    def overdue(self, role: Role) -> tuple[ComputeItem, ...]:
+        """It is late: the other may go on beside it. Returns its queue, which is forgotten."""
+        self._overdue.add(role)
+        queued = tuple(item for owner, item in self._queue if owner == role)
+        self._keep(lambda owner, _: owner != role)
+        return queued
+
+    def is_overdue(self, role: Role) -> bool:
+        """Whether it is late with what it has."""
+        return role in self._overdue
 
     def done(self, role: Role) -> None:
         """The daemon has answered; its turn is free."""
         self._busy.discard(role)
+        self._overdue.discard(role)
 
     def grant(self) -> list[Batch]:
         """What may be sent now; each batch holds a turn until `done` or `clear`."""
@@ -85,7 +98,7 @@ class Turns:
         return granted
 
     def _next(self) -> tuple[Role, ComputeItem] | None:
-        if not self._queue or (self.shared and self._busy):
+        if not self._queue or (self.shared and self._busy - self._overdue):
             return None
         for entry in self._queue:
             if entry[0] not in self._busy:

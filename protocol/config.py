@@ -35,6 +35,11 @@ class Deadlines(FrozenConfig, frozen=True, kw_only=True):
     kill: Timeout = 3.0
     orphan: Timeout = 5.0  # of a daemon without its parent, until it kills itself
     ring_fetch: Timeout = 10.0
+    soft_seed: Timeout = 0.25  # of a draft whose times are not known yet: see launch.patience
+    soft_least: Timeout = 0.02
+    hard_least: Timeout = 2.0
+    heartbeat: Timeout = 3.0  # a daemon that was asked nothing for so long is asked for a sign
+    heartbeat_answer: Timeout = 5.0
 
 
 class TargetConfig(FrozenConfig, frozen=True, kw_only=True):

@@ -484,4 +484,5 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_accepted_tokens_per_pos: tuple[Count, ...]  # [i]: times draft token i was accepted
     num_proposed_tokens_per_pos: tuple[Count, ...]
     num_stale_replies: Count
-    num_draft_restarts: Count = 0
+    num_draft_restarts: Count = 0  # lives of the draft after the request's first
+    num_late_proposals: Count = 0  # that came when the round had gone on without them

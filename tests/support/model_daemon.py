@@ -146,9 +146,9 @@ class Daemon:
     def _fault(self, verb):
         self.counts[verb] = self.counts.get(verb, 0) + 1
         for role, fault, *when in faults():
-            if role == self.role and when[:2] == [verb, str(self.counts[verb])]:
-                if self.config.life <= 2 or when[2:] == ["always"]:
-                    return fault
+            strikes = self.config.life <= 2 or when[2:] == ["always"]
+            if strikes and role == self.role and when[:2] == [verb, str(self.counts[verb])]:
+                return fault
         return ""
 
     def _hello(self, hello, lives):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 from support.model_pair import VOCAB, ModelDraft, ModelTarget, model_text
 
+from launch.dispatch import MESSAGES
 from launch.events import (
     CancelRequested,
     DeadlineExpired,
@@ -24,7 +25,6 @@ from launch.events import (
 from launch.inprocess import VERBS
 from launch.peer import ANSWERED_BY
 from launch.session import Session
-from launch.supervisor import MESSAGES
 from launch.token_ids import pack_ids, unpack_ids
 from protocol.errors import DaemonDied, DaemonError
 from protocol.messages import CloseItem, ItemFailed, Piece, ProposedItem, Submit

@@ -1,0 +1,95 @@
+"""From what sessions ask to messages that are sent: whose turn it is, and how long it may take."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from launch.crew import Crew
+from launch.events import Request, Role
+from launch.patience import Patience
+from launch.peer import Listed
+from launch.turns import ComputeItem, Turns
+from protocol.messages import (
+    Close,
+    CloseItem,
+    Ingest,
+    IngestItem,
+    Open,
+    OpenItem,
+    Prefill,
+    PrefillItem,
+    Propose,
+    ProposeItem,
+    Verify,
+    VerifyItem,
+)
+
+MESSAGES: Final[dict[type[Request], type[Listed]]] = {
+    OpenItem: Open,
+    PrefillItem: Prefill,
+    IngestItem: Ingest,
+    ProposeItem: Propose,
+    VerifyItem: Verify,
+    CloseItem: Close,
+}
+COMPUTE: Final = (Prefill, Ingest, Propose, Verify)
+
+
+class Dispatch:
+    """Compute waits for its turn; opening and closing do not.
+
+    What cannot be asked now, since the draft is late with something else, is handed to `withdraw`:
+    its session goes on without.
+    """
+
+    def __init__(
+        self, crew: Crew, patience: Patience, withdraw: Callable[[ComputeItem], None]
+    ) -> None:
+        self._crew = crew
+        self._patience = patience
+        self._withdraw = withdraw
+        self._turns = Turns()
+
+    def share(self, *, shared: bool) -> None:
+        """Whether both daemons compute on the same cores."""
+        self._turns.shared = shared
+
+    def send(self, role: Role, item: Request) -> None:
+        """Send, or wait for a turn."""
+        if isinstance(item, OpenItem | CloseItem):
+            self._turns.drop(role, item.sequence)
+            if isinstance(item, CloseItem) and role == "draft":
+                self._patience.forget(item.sequence)
+            self._post(role, type(item), (item,))
+        elif self._turns.is_overdue(role):
+            self._withdraw(item)
+        else:
+            self._turns.ask(role, item)
+
+    def grant(self) -> None:
+        """Send what has its turn now."""
+        for batch in self._turns.grant():
+            self._post(batch.role, batch.kind, batch.items)
+
+    def answered(self, role: Role, asked: Listed, seconds: float) -> None:
+        """The daemon has answered, `seconds` after it was asked."""
+        if isinstance(asked, COMPUTE):
+            self._turns.done(role)
+        self._patience.note(role, asked, seconds)
+
+    def late(self, role: Role, asked: Listed) -> None:
+        """The soft deadline has passed: others need not wait for this turn to end."""
+        if isinstance(asked, COMPUTE):
+            for item in self._turns.overdue(role):
+                self._withdraw(item)
+
+    def lost(self, role: Role) -> None:
+        """The daemon is gone, with its queue and its turn."""
+        self._turns.clear(role)
+        if role == "draft":
+            self._patience.forget_all()
+
+    def _post(self, role: Role, kind: type[Request], items: tuple[Any, ...]) -> None:
+        target, draft = self._crew.lives
+        message = MESSAGES[kind](target_life=target, draft_life=draft, items=items)
+        allowed = self._patience.allow(role, message)
+        self._crew.send(role, message, allowed.hard, soft=allowed.soft)

@@ -1,0 +1,100 @@
+"""How long a daemon may take: learned from real rounds by what was asked. Pure.
+
+Two deadlines for the draft. The soft one is ``max(soft_least, 4 * p95)``: the round goes on without
+it. The hard one is ``20 * p95``, at least `hard_least` and at most the verb's own limit: it hangs,
+and is started again. The target has the verb's limit alone, since nothing can go on without it.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from launch.events import Role
+from launch.peer import Listed
+from protocol.config import Deadlines
+from protocol.messages import Ingest, IngestItem, Propose, ProposeItem
+
+SOFT_FACTOR: Final = 4.0
+HARD_FACTOR: Final = 20.0
+QUANTILE: Final = 0.95
+ENOUGH: Final = 16  # measured times, before they count for more than the seed
+KEPT: Final = 64
+PIECE: Final = 256  # rows that the seed's own ingest had
+
+Work: TypeAlias = tuple[type[Listed], int, int]  # the classes of width and rows are powers of two
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """Seconds from asking; `soft` is None where nothing can go on without the answer."""
+
+    soft: float | None
+    hard: float
+
+
+class Patience:
+    """Times of one draft; a new life may be as fast as the old one, so they are kept."""
+
+    def __init__(self, limits: Deadlines) -> None:
+        self._limits = limits
+        self._seed = 0.0
+        self._times: dict[Work, deque[float]] = {}
+        self._p95: dict[Work, float] = {}
+        self._taken_in: dict[int, int] = {}  # by sequence: rows below this position
+
+    def seed(self, seconds: float) -> None:
+        """How long a first block and one piece of ingest took, everything included."""
+        self._seed = seconds
+
+    def allow(self, role: Role, message: Listed) -> Allowance:
+        """How long `message` may take."""
+        limit = float(getattr(self._limits, type(message).__name__.lower()))
+        if role == "target":
+            return Allowance(None, limit)
+        p95 = self._p95.get(self._work(message))
+        if p95 is None:
+            seed = self._seed * max(1.0, self._rows(message) / PIECE)
+            soft, hard = self._limits.soft_seed, HARD_FACTOR * seed
+        else:
+            soft, hard = max(self._limits.soft_least, SOFT_FACTOR * p95), HARD_FACTOR * p95
+        hard = min(limit, max(self._limits.hard_least, hard))
+        return Allowance(min(soft, hard), hard)
+
+    def note(self, role: Role, message: Listed, seconds: float) -> None:
+        """It was answered, in time or late."""
+        if role == "target":
+            return
+        work = self._work(message)
+        times = self._times.setdefault(work, deque(maxlen=KEPT))
+        times.append(seconds)
+        if len(times) >= ENOUGH:
+            ordered = sorted(times)
+            self._p95[work] = ordered[math.ceil(QUANTILE * len(ordered)) - 1]
+        if isinstance(message, Propose | Ingest):
+            for item in message.items:
+                self._taken_in[item.sequence] = _stop(item)
+
+    def forget(self, sequence: int) -> None:
+        """It is closed."""
+        self._taken_in.pop(sequence, None)
+
+    def forget_all(self) -> None:
+        """The draft of this life is gone, with all that it had taken in."""
+        self._taken_in.clear()
+
+    def _work(self, message: Listed) -> Work:
+        width = sum(item.width for item in message.items) if isinstance(message, Propose) else 0
+        return type(message), width.bit_length(), self._rows(message).bit_length()
+
+    def _rows(self, message: Listed) -> int:
+        """Rows to take in."""
+        if not isinstance(message, Propose | Ingest):
+            return 0
+        return sum(
+            max(0, _stop(item) - self._taken_in.get(item.sequence, 0)) for item in message.items
+        )
+
+
+def _stop(item: ProposeItem | IngestItem) -> int:
+    return item.base_pos if isinstance(item, ProposeItem) else item.stop
