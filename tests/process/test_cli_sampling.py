@@ -1,0 +1,82 @@
+"""`dflashd generate` at a temperature, with stops, hints and log-probabilities: real processes."""
+
+import json
+
+import pytest
+from support.command import dflashd
+from support.tiny_text import text_of, write_speaking_pair
+
+pytestmark = pytest.mark.process
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+WARM = (
+    *("--temperature", "0.9", "--top-p", "0.95", "--frequency-penalty", "0.2"),
+    *("--seed", "5", "--ignore-eos", "--max-tokens", "40"),
+)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return write_speaking_pair(tmp_path_factory.mktemp("pair"))
+
+
+def run(pair, *words, drafted=False):
+    target, draft = pair
+    names = ("--model", str(target), "--draft", str(draft) if drafted else "none")
+    common = ("--threads", "1", "--dtype", "float32", "--exact", "--json")
+    outcome = dflashd("generate", *names, *common, *words, "Say something.", env=ONE_THREAD)
+    assert outcome.code == 0, outcome.err
+    return json.loads(outcome.out)
+
+
+@pytest.fixture(scope="module")
+def alone(pair):
+    return run(pair, *WARM, "--logprobs", "2")
+
+
+def test_a_seed_has_one_text_with_and_without_a_draft_and_with_guesses(pair, alone, tmp_path):
+    hints = tmp_path / "hints.json"
+    hints.write_text(json.dumps(dict(enumerate(alone["token_ids"][:30]))))
+    for drafted, words in (
+        (True, ("--ngram",)),
+        (False, ("--ngram", "--hint-file", str(hints))),
+    ):
+        report = run(pair, *WARM, *words, drafted=drafted)
+        assert report["token_ids"] == alone["token_ids"], words
+        assert (report["seed"], report["temperature"]) == (5, 0.9)
+        assert report["logprobs"] is None
+    spec = report["speculative_decoding"]
+    assert (report["mode"], spec["num_draft_tokens"]) == ("speculative", 0)
+    assert spec["num_accepted_hint_tokens"] >= 25
+    assert spec["num_drafts"] < 14
+
+
+def test_every_token_has_its_log_probabilities_where_asked_for(alone):
+    assert [entry["token_id"] for entry in alone["logprobs"]] == alone["token_ids"]
+    for entry in alone["logprobs"]:
+        first, second = entry["top"]
+        assert 0 >= first["logprob"] >= second["logprob"]
+        assert first["logprob"] >= entry["logprob"]
+
+
+def test_without_a_seed_one_is_drawn_and_repeats_the_text(pair):
+    words = ("--temperature", "1.5", "--max-tokens", "12")
+    drawn = run(pair, *words)
+    again = run(pair, *words, "--seed", str(drawn["seed"]), drafted=True)
+    assert again["token_ids"] == drawn["token_ids"]
+
+
+@pytest.mark.parametrize("drafted", [True, False])
+def test_a_stop_across_tokens_ends_the_text_before_it(pair, alone, drafted):
+    text = alone["text"]
+    assert len(text) > 20
+    stop = text[11:14]
+    end = text.index(stop)
+    report = run(pair, *WARM, "--stop", "never this", "--stop", stop, drafted=drafted)
+    assert (report["text"], report["finish_reason"]) == (text[:end], "stop")
+    ids = report["token_ids"]
+    assert ids == alone["token_ids"][: len(ids)]
+    assert text_of(ids) == text[: end + len(stop)]
+    assert report["usage"]["completion_tokens"] == len(ids)
+    least = run(pair, *WARM, "--stop", stop, "--min-tokens", str(len(ids)), drafted=drafted)
+    assert len(least["token_ids"]) > len(ids)
