@@ -72,8 +72,9 @@ def generate(
         both = Both(*(pair.run(prompt.ids, max_tokens, speculative=on) for on in (True, False)))
         found[prompt.id] = both
         fast, slow = both.speculative, both.autoregressive
+        verdict = "same" if fast.token_ids == slow.token_ids else "ANOTHER"
         say(
-            f"  {number}/{len(prompts)} {prompt.id}: {len(fast.token_ids)} tokens, "
+            f"  {number}/{len(prompts)} {prompt.id}: {verdict} text, {len(fast.token_ids)} tokens, "
             f"{fast.seconds:.1f} s with the draft, {slow.seconds:.1f} s without"
         )
     return found
