@@ -36,10 +36,12 @@ from launch.drafts import resolve_draft
 from launch.models import DEFAULT_NAME, resolve_model
 from launch.plan import Plan
 from launch.store import default_home
+from protocol.config import Deadlines
 
 MODES: Final = ("speculative", "autoregressive", "inprocess", "concurrent")
 PAIRS: Final = (("speculative", "autoregressive"), ("speculative", "inprocess"))
 WARM_UP_TOKENS: Final = 24
+PATIENCE: Final = 60.0
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -67,7 +69,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """The pair that is measured; two slots, so that two requests can run at once."""
+    """The pair that is measured; two slots, so that two requests can run at once.
+
+    No draft is ever too late: a round without its proposals would be another forward.
+    """
     model = resolve_model(options.model, home=default_home(os.environ))
     draft = resolve_draft(options.draft, model)
     return Plan(
@@ -77,6 +82,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         exact=options.exact,
         threads=options.threads,
         slots=2,
+        deadlines=Deadlines(soft_seed=PATIENCE, soft_least=PATIENCE),
     )
 
 

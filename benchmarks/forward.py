@@ -103,7 +103,7 @@ def measure(target: DenseTarget, width: int, context: int) -> dict[str, Any]:
         target.verify_batch(0, ids[start:stop], start, "none")
     packed = [product for layer in target.weights.layers for product in layer.products()]
     packed.append(target.weights.head)
-    plain = [_plain(product) for product in packed]
+    plain = [plain_weight(product) for product in packed]
     inputs = {
         size: torch.randn(width, size, generator=generator).to(target.dtype)
         for size in {weight.shape[1] for weight in plain}
@@ -122,23 +122,25 @@ def measure(target: DenseTarget, width: int, context: int) -> dict[str, Any]:
             call()
             if number >= WARM_UP:
                 times[name].append((time.perf_counter() - started) * 1e3)
-    return _figures(times)
+    return figures(times)
 
 
-def _plain(product: Linear) -> Tensor:
+def plain_weight(product: Linear) -> Tensor:
+    """The weight as `F.linear` takes it, [out, in]."""
     weight = product.weight
     return weight.t().contiguous() if product.transposed else weight
 
 
-def _figures(times: dict[str, list[float]]) -> dict[str, Any]:
-    figures: dict[str, Any] = {
+def figures(times: dict[str, list[float]]) -> dict[str, Any]:
+    """Medians of `step`, `linear` and `packed`, and ratios of the first to the others."""
+    found: dict[str, Any] = {
         f"{name}_ms": round(statistics.median(values), 3) for name, values in times.items()
     }
     for base in ("linear", "packed"):
         pairs = zip(times["step"], times[base], strict=True)
-        figures[f"step / {base}"] = round(statistics.median(a / b for a, b in pairs), 3)
-        figures[f"least step / least {base}"] = round(min(times["step"]) / min(times[base]), 3)
-    return figures
+        found[f"step / {base}"] = round(statistics.median(a / b for a, b in pairs), 3)
+        found[f"least step / least {base}"] = round(min(times["step"]) / min(times[base]), 3)
+    return found
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ class InProcess:
         self.target = load_target(prepared.target, host)
         host.offer(NONCE, LIFE)
         limits = Limits(self.target.prefill_chunk, self.target.max_width, plan.rollback)
-        self._engine = TargetEngine(self.target, limits, self.target.ring)
-        self._draft = self._load_draft(place, prepared.draft)
+        self.engine = TargetEngine(self.target, limits, self.target.ring)
+        self.draft = self._load_draft(place, prepared.draft)
         self._block = prepared.target.block_size
         self._context = plan.draft_context
         self._sampling = Sampling(stop_token_ids=stops)
@@ -62,8 +62,9 @@ class InProcess:
             shape=self.target.ring.shape,
             timeout=1.0,
         )
+        self.network = load_draft(Path(config.draft), self.target.dtype)
         draft = DraftEngine(
-            load_draft(Path(config.draft), self.target.dtype),
+            self.network,
             guest,
             vocab_size=self.target.vocab_size,
             slots=config.slots,
@@ -79,8 +80,8 @@ class InProcess:
         pieces: list[tuple[Piece, float]] = []
         began = time.perf_counter()
         result = run_spec_decode(
-            self._engine,
-            self._draft,
+            self.engine,
+            self.draft,
             prompt,
             max_tokens,
             facts=_facts(self.target),
