@@ -80,8 +80,8 @@ class RealPair:
         """What the load-time probe said: native, padded or no."""
         return self.target.exactness.kind
 
-    def run(self, prompt, max_tokens: int, *, speculative: bool) -> Run:
-        """Greedy text of at most `max_tokens` tokens; without the draft where not speculative."""
+    def run(self, prompt, max_tokens: int, *, speculative: bool, sampling=None) -> Run:
+        """Text of at most `max_tokens` tokens, greedy unless `sampling` says otherwise."""
         self._sequences += 1
         pieces = []
         began = time.perf_counter()
@@ -93,6 +93,7 @@ class RealPair:
             facts=self._facts,
             block_size=self._block_size,
             draft_context=CONTEXT,
+            sampling=sampling,
             on_piece=pieces.append,
             sequence=self._sequences,
         )
