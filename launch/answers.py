@@ -71,6 +71,8 @@ def verdict_defect(asked: VerifyItem, answer: Verdict, vocab_size: int) -> str:
     ids = unpack_ids(answer.tokens)
     if min(ids) < 0 or max(ids) >= vocab_size:
         return f"chosen ids {min(ids)}..{max(ids)} for a vocabulary of {vocab_size}"
+    if len(answer.logprobs) not in (0, kept):
+        return f"{len(answer.logprobs)} log-probabilities for {kept} tokens"
     if answer.finish == "length" and kept < asked.budget:
         return f"finished for length after {kept} of {asked.budget} tokens"
     return ""
