@@ -4,12 +4,14 @@ Pages are touched lazily, so a load that fits today may die in the middle of a l
 tomorrow: everything is counted in full, and what does not fit is refused with the arithmetic.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from protocol.checkpoints.target_config import ModelConfig
+from protocol.checkpoints.tensors import open_tensors
 from protocol.config import TargetConfig
 from protocol.errors import InsufficientMemory
 
@@ -81,7 +83,11 @@ class MemoryPlan:
 def plan(
     model: ModelConfig, config: TargetConfig, dtype: Literal["float32", "bfloat16"]
 ) -> MemoryPlan:
-    """Count a dense target of `model` that computes in `dtype`."""
+    """Count a target of `model` that computes in `dtype`: a dense one by its config.
+
+    Of any other the weights are counted as they lie in ``config.model``, and its state as if
+    every layer had full attention; CheckpointError where the files cannot be read.
+    """
     positions = min(config.max_positions or model.max_positions, model.max_positions)
     fixed, first = (sum(line.size for line in _lines(model, config, dtype, n)) for n in (0, 1))
     return MemoryPlan(
@@ -93,12 +99,47 @@ def _lines(
     model: ModelConfig, config: TargetConfig, dtype: str, positions: int
 ) -> tuple[Line, ...]:
     size = SIZES[dtype]
+    if not model.dense:
+        return _general_lines(model, config, positions, size)
     return (
         *_weights(model, dtype),
         _key_values(model, config.slots, positions, size),
         _ring(model, config, size),
         _context(model, config.slots, positions, size),
         _working(model, config, positions, size),
+    )
+
+
+def _general_lines(
+    model: ModelConfig, config: TargetConfig, positions: int, size: int
+) -> tuple[Line, ...]:
+    """Upper bounds for an architecture that only its library knows."""
+    with open_tensors(Path(config.model)) as tensors:
+        weights = sum(math.prod(tensors.shape(name)) for name in tensors.names())
+    wide, rows = max(model.intermediate_size, 4 * model.hidden_size), _widest(config)
+    table = ((model.vocab_size, "ids"), (model.hidden_size, "wide"), (size, "bytes"))
+    scores = 2 * model.num_heads * rows * positions * SIZES["float32"]
+    logits = 2 * rows * model.vocab_size * SIZES["float32"]
+    return (
+        _line("weights", (weights, "weights"), (size, "bytes")),
+        _line("embedding and head, moved", (2, "tables"), *table),
+        # They grow by concatenation: the old rows live until the new ones are written.
+        _line(
+            "keys and values",
+            (config.slots, "slots"),
+            (positions, "positions"),
+            (2 * model.num_layers + 2, "tensors"),
+            (model.num_kv_heads * model.head_dim, "wide"),
+            (size, "bytes"),
+        ),
+        _ring(model, config, size),
+        _line("token ids", (config.slots, "slots"), (positions, "positions"), (ID_BYTES, "bytes")),
+        Line(
+            "working memory",
+            logits + scores + 16 * rows * wide * size,
+            f"2 x {rows} rows of logits + 2 x {model.num_heads * rows:,} rows of scores + 16 x "
+            f"{rows} rows of one layer",
+        ),
     )
 
 

@@ -14,6 +14,10 @@ class Keys:
         self._raw = raw
         self._where = where
 
+    def named(self, names: tuple[str, ...]) -> str:
+        """The first of several names of one fact that is there; the first of all if none is."""
+        return next((name for name in names if self._raw.get(name) is not None), names[0])
+
     def integer(
         self, key: str, *, low: int = 1, high: int = (1 << 31) - 1, default: int | None = None
     ) -> int:

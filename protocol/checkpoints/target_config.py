@@ -4,6 +4,9 @@ Both daemons' owner and the target read it. Whatever would change the arithmetic
 implemented is refused by the key's name; an unknown key that changes nothing is let pass. Facts
 that only a family can decide (what an absent `rope_theta` means, which layers are windowed) stay
 as the file states them; `target_daemon.families` resolves them.
+
+That holds for `DENSE_TYPES`. Of any other model only the general facts are read, under the names
+that are in use; the arithmetic is its family's affair.
 """
 
 import json
@@ -45,6 +48,29 @@ NEUTRAL: Final[Mapping[str, object]] = {
     "quantization_config": None,
 }
 
+# Types whose config.json is held to every key that the dense decoder knows.
+DENSE_TYPES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+# Keys under which any other model is refused, since no family could run it.
+NEUTRAL_ANYWHERE: Final[Mapping[str, object]] = {
+    "is_encoder_decoder": False,
+    "quantization_config": None,
+}
+CODE: Final = ("AutoModel", "AutoConfig")  # entries of `auto_map` that a loader would run
+# The names under which published configs state the same fact.
+HIDDEN: Final = ("hidden_size", "n_embd", "d_model")
+LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+POSITIONS: Final = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "n_ctx",
+    "seq_length",
+    "max_sequence_length",
+)
+INNER: Final = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size")
+UNSTATED_POSITIONS: Final = 8192  # of a recurrent model, whose context has no end of its own
+
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of one decoder, under the names of `config.json`."""
@@ -71,10 +97,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     layer_types: tuple[str, ...]  # empty: the file does not say
     eos_token_ids: tuple[int, ...]
     dtype: str | None  # "bfloat16", "float16", "float32"; None: the file does not say
+    dense: bool = True  # False: of what follows a width or a head count, 0 means "not stated"
 
 
-def read_model_config(path: Path) -> ModelConfig:
+def read_model_config(path: Path, *, dense: bool = False) -> ModelConfig:
     """Read a folder's config.json or a GGUF file's metadata.
+
+    With `dense`, a config of any type is held to the keys of `DENSE_TYPES`.
 
     Raises CheckpointError with file and key where something is missing or misshapen, and
     UnsupportedModel naming the key that asks for arithmetic this program does not do.
@@ -83,18 +112,20 @@ def read_model_config(path: Path) -> ModelConfig:
         raw = _read_json(path / CONFIG_FILE)
         generation = path / GENERATION_FILE
         extra = _read_json(generation) if generation.exists() else {}
-        return parse_model_config(raw, extra, where=str(path / CONFIG_FILE))
+        return parse_model_config(raw, extra, where=str(path / CONFIG_FILE), dense=dense)
     if path.is_file():
         return parse_model_config(gguf.GGUFModel(path).config(), {}, where=str(path))
     raise CheckpointError(f"{path}: no such folder or file")
 
 
 def parse_model_config(
-    raw: Mapping[str, Any], generation: Mapping[str, Any], *, where: str
+    raw: Mapping[str, Any], generation: Mapping[str, Any], *, where: str, dense: bool = False
 ) -> ModelConfig:
     """Turn the decoded `config.json` and `generation_config.json` into the struct."""
     keys = Keys(raw, where)
-    _refuse(raw, where)
+    if not dense and keys.text("model_type") not in DENSE_TYPES:
+        return _parse_general(raw, generation, where=where)
+    _refuse(raw, NEUTRAL, where)
     heads = keys.integer("num_attention_heads", high=MAX_DIMENSION)
     kv_heads = keys.integer("num_key_value_heads", default=heads, high=heads)
     if heads % kv_heads:
@@ -145,13 +176,56 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _refuse(raw: Mapping[str, Any], where: str) -> None:
-    for key, neutral in NEUTRAL.items():
+def _parse_general(
+    raw: Mapping[str, Any], generation: Mapping[str, Any], *, where: str
+) -> ModelConfig:
+    """The facts that any decoder has; of a model with several parts, those of its text."""
+    outer = Keys(raw, where)
+    text = outer.mapping("text_config")
+    for part in (raw, text):
+        _refuse(part, NEUTRAL_ANYWHERE, where)
+    keys = Keys({**raw, **text}, where)
+    hidden = keys.integer(keys.named(HIDDEN), high=MAX_DIMENSION)
+    heads = keys.optional_integer(keys.named(HEADS), low=0, high=MAX_DIMENSION) or 0
+    kv_heads = keys.optional_integer("num_key_value_heads", high=MAX_DIMENSION) or heads
+    dim = keys.optional_integer("head_dim", high=MAX_DIMENSION)
+    layers = keys.integer(keys.named(LAYERS), high=MAX_LAYERS)
+    vocab = keys.integer("vocab_size", high=MAX_DIMENSION)
+    theta = keys.mapping("rope_parameters").get("rope_theta", {**raw, **text}.get("rope_theta"))
+    return ModelConfig(
+        model_type=outer.text("model_type"),
+        hidden_size=hidden,
+        intermediate_size=keys.optional_integer(keys.named(INNER), high=MAX_DIMENSION) or 0,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim or (hidden // heads if heads else 0),
+        vocab_size=vocab,
+        max_positions=keys.integer(keys.named(POSITIONS), high=1 << 31, default=UNSTATED_POSITIONS),
+        rms_norm_eps=0.0,
+        rope_theta=Keys({"rope_theta": theta}, where).optional_number("rope_theta"),
+        rope_scaling={},
+        tied=keys.flag("tie_word_embeddings", default=False),
+        attention_bias=False,
+        mlp_bias=False,
+        sliding_window=None,
+        states_sliding_window="sliding_window" in raw,
+        use_sliding_window=False,
+        max_window_layers=None,
+        layer_types=(),
+        eos_token_ids=_eos(keys, Keys(generation, where), vocab),
+        dtype=keys.optional_text("dtype") or keys.optional_text("torch_dtype"),
+        dense=False,
+    )
+
+
+def _refuse(raw: Mapping[str, Any], neutral_values: Mapping[str, object], where: str) -> None:
+    for key, neutral in neutral_values.items():
         value = raw.get(key)
         if value is not None and value != neutral:
             raise UnsupportedModel(f"{where}: `{key}` is {_short(value)}, which is not supported")
     mapped = raw.get("auto_map")
-    if isinstance(mapped, Mapping) and any(str(key).startswith("AutoModel") for key in mapped):
+    if isinstance(mapped, Mapping) and any(str(key).startswith(CODE) for key in mapped):
         raise UnsupportedModel(
             f"{where}: `auto_map` names code of the checkpoint's own, which is never run"
         )

@@ -4,13 +4,15 @@ Every family of this shape is one `Rules` away: see `llama.py`. The layers are w
 code over preallocated state, since at width 1 each torch call costs as much as a small product.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from protocol.checkpoints.target_config import read_model_config
 from protocol.config import TargetConfig
 from protocol.errors import ConfigError
 from protocol.kernels.attention import attend_folded, causal_mask, padded_length
@@ -55,6 +57,9 @@ class DenseFamily(Family):
         self.rules = rules
 
     def load(self, request: LoadRequest) -> NativeTarget:
+        if not request.model.dense:  # a type of which the config's reader knows nothing yet
+            model = read_model_config(Path(request.config.model), dense=True)
+            request = replace(request, model=model)
         return DenseTarget(request, self.rules)
 
 

@@ -1,7 +1,8 @@
 """What a model family is, and the target that every family yields.
 
 A family is one file of this package (or of another package's entry point) that ends in
-``FAMILY: Final[Family]``. It is found by the `model_type` of `config.json`.
+``FAMILY: Final[Family]``. It is found by the `model_type` of `config.json`; one that states `ANY`
+is asked where no other is found.
 """
 
 from abc import ABC, abstractmethod
@@ -24,6 +25,7 @@ from target_daemon.progress import Progress, ReportingSource, unreported
 from target_daemon.target import DFlashTarget
 
 PACKAGE: Final = "target_daemon.families"
+ANY: Final = "*"  # the model type of the family for all the rest
 
 
 class NativeTarget(DFlashTarget):
@@ -86,11 +88,11 @@ def load_target(
     path = Path(config.model)
     model = read_model_config(path)
     families = known_families()
-    family = families.get(model.model_type)
-    if family is None:
+    family = families.get(model.model_type) or families.get(ANY)
+    if family is None or (model.model_type not in families and path.is_file()):
         raise UnsupportedModel(
             f"{path}: model_type {model.model_type!r} is not supported; "
-            f"supported: {', '.join(sorted(families))}"
+            f"supported: {', '.join(sorted(families.keys() - {ANY}))}"
         )
     dtype: torch.dtype = getattr(torch, resolve_dtype(config.dtype))
     with open_tensors(path) as tensors:
