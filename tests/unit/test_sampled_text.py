@@ -1,10 +1,12 @@
 """The text of a seed does not depend on the draft, the width, a hint, or a draft that dies."""
 
+import msgspec
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.drive import generate
-from support.engines import CHUNK, PROMPT, guesser
+from support.engines import CHUNK, PROMPT, guesser, oracle
 from support.samplings import samplings
 from support.toy_target import AttentionTarget, RecurrentTarget
 
@@ -24,6 +26,7 @@ from target_daemon.engine import Engine, Limits
 KINDS = [AttentionTarget, RecurrentTarget]
 VOCAB, WIDEST, TOKENS = 40, 8, 24
 EOS = (11, 29)
+END_OF = {"budget": "length", "stop": "stop"}
 FACTS = TargetFacts(1, VOCAB, 96, CHUNK, 200, WIDEST)
 WARM = Sampling(temperature=0.9, top_p=0.95, frequency_penalty=0.3, seed=77, ignore_eos=True)
 
@@ -182,3 +185,32 @@ def test_no_end_comes_before_the_least_number_of_tokens(width, least):
         engine(), PROMPT, TOKENS, chunk=CHUNK, width=width, drafter=drafter, sampling=eager
     )
     assert (got[0], got[2]) == (text, finish)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rollback", ["fast", "replay"])
+@pytest.mark.parametrize("end", range(1, 12))
+@pytest.mark.parametrize("how", ["budget", "stop"])
+def test_after_any_end_the_state_is_that_of_a_fresh_prefill(kind, rollback, end, how):
+    """A stop inside an accepted block, or the budget's end, leaves no row of what lay behind."""
+    text, _ = alone(WARM, kind)
+    first = text.index(text[end - 1]) + 1  # the stop token may come earlier, too
+    stops = (text[end - 1],) if how == "stop" else ()
+    sampling = msgspec.structs.replace(WARM, stop_token_ids=stops)
+    target = kind(vocab_size=VOCAB, eos=EOS)
+    got, _, finish = generate(
+        Engine(target, Limits(CHUNK, WIDEST, rollback)),
+        PROMPT,
+        end if how == "budget" else TOKENS,
+        chunk=CHUNK,
+        width=WIDEST,
+        drafter=oracle(text, PROMPT, right=WIDEST),
+        sampling=sampling,
+        close=False,
+    )
+    assert (got, finish) == (text[: end if how == "budget" else first], END_OF[how])
+    known = torch.tensor([*PROMPT, *got])
+    fresh = kind(vocab_size=VOCAB, eos=EOS)
+    expected = fresh.verify_batch(0, known, 0, "last")
+    state = target.verify_batch(0, known[-1:], len(known) - 1, "last")
+    assert torch.allclose(state, expected, atol=1e-5, rtol=0)
