@@ -27,8 +27,8 @@ from protocol.config import RING_SOCKET, DraftConfig
 from protocol.cpu import usable_cores
 from protocol.messages import Piece, Sampling
 from protocol.transports.local import TRANSPORT
+from target_daemon.checks import Limits
 from target_daemon.engine import Engine as TargetEngine
-from target_daemon.engine import Limits
 from target_daemon.families.base import NativeTarget, load_target
 
 LIFE, NONCE = 1, 1

@@ -12,6 +12,8 @@ from protocol.messages import (
     PrefillItem,
     ProposedItem,
     ProposeItem,
+    ReplayedItem,
+    ReplayItem,
     Verdict,
     VerifyItem,
 )
@@ -28,6 +30,15 @@ def prefill_defect(asked: PrefillItem, answer: PrefilledItem, vocab_size: int) -
         return "the prompt's end finished the request for length"
     if not asked.last and (answer.token != -1 or answer.finish):
         return f"prefill to {stop} answered token {answer.token} before the prompt's end"
+    return ""
+
+
+def replay_defect(asked: ReplayItem, answer: ReplayedItem) -> str:
+    """All tokens but the pending one have state, and no more can differ than there are."""
+    tokens = len(asked.tokens) // WIDTH
+    stop = asked.base_pos + tokens - 1
+    if answer.committed != stop or answer.mismatches > tokens:
+        return f"replay to {stop} left {answer.committed}, {answer.mismatches} of {tokens} differ"
     return ""
 
 

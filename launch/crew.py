@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from launch.children import Children
 from launch.deadlines_heap import DeadlineHeap, Timer
 from launch.events import Role
 from launch.introductions import Introductions
@@ -46,7 +47,7 @@ class Crew:
         self._timers = timers
         self._owner = owner
         self._peers: dict[Role, Peer] = {}
-        self._by_fd: dict[int, Peer] = {}
+        self._children = Children(poller, timers, self._restart_if_due)
         self._run_dir = Path()
         self._starter: Starter | None = None
         self._introductions = self._introduce(self._run_dir)
@@ -82,7 +83,7 @@ class Crew:
         peer = starter.peer(role)
         self._peers[role] = peer
         peer.start(self._poller, self._run_dir)
-        self._watch(peer)
+        self._children.watch(peer)
         due = time.monotonic() + self._plan.deadlines.load
         peer.load_timer = self._timers.add(due, partial(self._on_load_late, peer))
         self._tell(peer)
@@ -169,11 +170,11 @@ class Crew:
 
     def on_readable(self, fd: int) -> None:
         """A descriptor of a child is ready; one that was closed meanwhile is not ours any more."""
-        peer = self._by_fd.get(fd)
+        peer = self._children.find(fd)
         if peer is None:
             return
         events = peer.on_readable(fd)
-        self._watch(peer)
+        self._children.watch(peer)
         for event in events:
             self._on_child(peer, event)
 
@@ -240,9 +241,9 @@ class Crew:
         error = DeadlineExceeded(f"the {peer.role} did not answer {verb} within {seconds:g} s")
         self._lose(peer, error, kill=True)
 
-    def lose_draft(self, life: int, reason: str) -> None:
-        """Start the draft again if it still lives this life; it is not to be trusted any more."""
-        peer = self._peers.get("draft")
+    def accuse(self, role: Role, life: int, reason: str) -> None:
+        """Start a daemon again if it still lives this life; it is not to be trusted any more."""
+        peer = self._peers.get(role)
         if peer is not None and peer.life == life:
             lose = partial(self._lose, peer, ProtocolError(reason), kill=True)
             self._timers.add(time.monotonic(), lose)  # the session that asks is at work
@@ -257,11 +258,7 @@ class Crew:
         for one in sent:
             self._forget_timers(one)
         peer.link.close()
-        if kill:
-            peer.child.kill()
-        else:
-            peer.child.terminate()
-        self._await_end(peer)
+        self._children.end(peer, kill=kill)
         now = time.monotonic()
         delay = self._backoffs[peer.role].failed(now, error)
         self._tell(peer)
@@ -289,30 +286,12 @@ class Crew:
             self.restarts[peer.role] += 1
             self._spawn(self._starter, peer.role)
 
-    def _await_end(self, peer: Peer) -> None:
-        if peer.child.deadline is not None:
-            self._timers.add(peer.child.deadline, partial(self._on_child_deadline, peer))
-
-    def _on_child_deadline(self, peer: Peer) -> None:
-        peer.child.on_deadline()
-        self._watch(peer)
-        self._await_end(peer)
-        self._restart_if_due(peer)
-
     def _close_all(self) -> None:
         """Both end at the same time, within their deadlines."""
         for peer in self._peers.values():
             peer.terminate()
         for peer in self._peers.values():
             peer.close()
-
-    def _watch(self, peer: Peer) -> None:
-        before = peer.fds
-        peer.watch(self._poller)
-        for fd in before:
-            self._by_fd.pop(fd, None)
-        for fd in peer.fds:
-            self._by_fd[fd] = peer
 
     def _tell(self, peer: Peer, done: int = 0, total: int = 0) -> None:
         detail = "" if peer.error is None else str(peer.error)

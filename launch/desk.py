@@ -23,6 +23,7 @@ from launch.events import (
     Role,
     Send,
     Start,
+    TargetDown,
     TargetFacts,
 )
 from launch.session import Session
@@ -43,13 +44,14 @@ class _Request:
     sink: Sink
     clock: Clock
     find_stop: FindStop | None
+    died_at: tuple[int, int] | None = None  # how far it had come when the target died of it
     session: Session | None = None  # None while it waits for a slot
 
 
 class Desk:
     """Feeds events to sessions and performs their commands.
 
-    `send` takes what goes to a daemon, `accuse` the life of a draft that is not to be trusted.
+    `send` takes what goes to a daemon, `accuse` the life of a daemon that is not to be trusted.
     Clients are told in `deliver` alone, after everything was sent: a slow client delays no
     daemon, and one that raises leaves nothing half done.
     """
@@ -57,7 +59,7 @@ class Desk:
     def __init__(
         self,
         send: Callable[[Role, Request], None],
-        accuse: Callable[[int, str], None],
+        accuse: Callable[[Role, int, str], None],
         *,
         max_waiting: int,
     ) -> None:
@@ -142,6 +144,21 @@ class Desk:
         for sequence in tuple(self._running):
             self.handle(sequence, event)
 
+    def lose_target(self, error: DaemonError, at: tuple[int, ...], *, for_good: bool) -> None:
+        """The target died while it was at these sequences; another life follows if not `for_good`.
+
+        One alone, at which it dies a second time without having come further, is failed.
+        """
+        for sequence in tuple(self._running):
+            request = self._running[sequence]
+            fatal = for_good or (at == (sequence,) and self._is_second_death(request))
+            self.handle(sequence, TargetDown(error, fatal))
+
+    def _is_second_death(self, request: _Request) -> bool:
+        progress = None if request.session is None else request.session.progress
+        before, request.died_at = request.died_at, progress
+        return before is not None and before == progress
+
     def refuse_waiting(self, error: DaemonError) -> None:
         """Answer those that nothing can be done for."""
         while self._waiting:
@@ -188,8 +205,8 @@ class Desk:
                     if isinstance(message, Piece):
                         request.clock.mark(time.monotonic())
                     self.tell(partial(request.sink, message))
-                case Accuse(life, reason):
-                    self._accuse(life, reason)
+                case Accuse(role, life, reason):
+                    self._accuse(role, life, reason)
                 case Finish(reason):
                     del self._running[session.sequence]
                     self._conclude(request, session, reason)

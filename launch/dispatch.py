@@ -1,6 +1,6 @@
 """From what sessions ask to messages that are sent: whose turn it is, and how long it may take."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from launch.crew import Crew
@@ -19,6 +19,8 @@ from protocol.messages import (
     PrefillItem,
     Propose,
     ProposeItem,
+    Replay,
+    ReplayItem,
     Verify,
     VerifyItem,
 )
@@ -26,12 +28,13 @@ from protocol.messages import (
 MESSAGES: Final[dict[type[Request], type[Listed]]] = {
     OpenItem: Open,
     PrefillItem: Prefill,
+    ReplayItem: Replay,
     IngestItem: Ingest,
     ProposeItem: Propose,
     VerifyItem: Verify,
     CloseItem: Close,
 }
-COMPUTE: Final = (Prefill, Ingest, Propose, Verify)
+COMPUTE: Final = (Prefill, Replay, Ingest, Propose, Verify)
 
 
 class Dispatch:
@@ -57,7 +60,8 @@ class Dispatch:
         """Send, or wait for a turn."""
         if isinstance(item, OpenItem | CloseItem):
             self._turns.drop(role, item.sequence)
-            if isinstance(item, CloseItem) and role == "draft":
+            if isinstance(item, CloseItem):
+                self._turns.alone.discard(item.sequence)
                 self._patience.forget(item.sequence)
             self._post(role, type(item), (item,))
         elif self._turns.is_overdue(role):
@@ -83,10 +87,15 @@ class Dispatch:
                 self._withdraw(item)
 
     def lost(self, role: Role) -> None:
-        """The daemon is gone, with its queue and its turn."""
+        """The daemon is gone, with its queue and its turn; what a draft had taken in as well."""
         self._turns.clear(role)
-        if role == "draft":
-            self._patience.forget_all()
+        if role == "target":
+            self._turns.drop_all("draft")  # no session waits for it any more
+        self._patience.forget_all()
+
+    def isolate(self, sequences: Collection[int]) -> None:
+        """One of these ended the target: from now on each is asked about alone."""
+        self._turns.alone.update(sequences)
 
     def _post(self, role: Role, kind: type[Request], items: tuple[Any, ...]) -> None:
         target, draft = self._crew.lives

@@ -103,13 +103,18 @@ class DraftSide:
         self._asked.ask("draft", OpenItem, slot=slot, draft_context=self._wanted)
 
     def arrive(self, facts: DraftFacts, emitted: int) -> None:
-        """A new life of the draft, which knows nothing of this sequence yet."""
-        if facts.life <= self.life:
+        """A draft that knows nothing of this sequence yet: a new life, or one paired anew."""
+        if facts.life < self.life or (facts.life == self.life and self.stage != "absent"):
             return
         self._asked.forget("draft")
-        self._tally.num_draft_restarts += self.life > 0
+        self._tally.num_draft_restarts += facts.life > self.life > 0
         self.facts, self.life, self.stage, self._ingested = facts, facts.life, "available", 0
         self.reason = f"draft joined after {emitted} tokens" if emitted else ""
+
+    def part(self, reason: str) -> None:
+        """The target that it is paired with is gone, and the round in progress."""
+        self.lose(reason)
+        self.block = Block()
 
     def lose(self, reason: str) -> None:
         """It died or hangs; the first reason of a life stays."""
@@ -176,4 +181,4 @@ class DraftSide:
         self.lose(reason)
         if holds_slot:
             self._asked.ask("draft", CloseItem)
-        self._asked.accuse(self.life, reason)
+        self._asked.accuse("draft", self.life, reason)

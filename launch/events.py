@@ -19,6 +19,8 @@ from protocol.messages import (
     Progress,
     ProposedItem,
     ProposeItem,
+    ReplayedItem,
+    ReplayItem,
     TargetHello,
     Verdict,
     VerifyItem,
@@ -26,9 +28,18 @@ from protocol.messages import (
 
 Role: TypeAlias = Literal["target", "draft"]
 Reason: TypeAlias = Literal["stop", "length", "cancelled"]
-Request: TypeAlias = OpenItem | PrefillItem | IngestItem | ProposeItem | VerifyItem | CloseItem
+Request: TypeAlias = (
+    OpenItem | PrefillItem | ReplayItem | IngestItem | ProposeItem | VerifyItem | CloseItem
+)
 Result: TypeAlias = (
-    OpenedItem | PrefilledItem | IngestedItem | ProposedItem | Verdict | ClosedItem | ItemFailed
+    OpenedItem
+    | PrefilledItem
+    | ReplayedItem
+    | IngestedItem
+    | ProposedItem
+    | Verdict
+    | ClosedItem
+    | ItemFailed
 )
 
 
@@ -105,9 +116,17 @@ class DraftDown:
 
 @dataclass(frozen=True, slots=True)
 class TargetDown:
-    """The target is gone, and everything it held."""
+    """The target is gone, and everything it held; another life follows, unless it is `fatal`."""
 
     error: DaemonError
+    fatal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TargetUp:
+    """A new life of the target: what it must know of a sequence is run again."""
+
+    facts: TargetFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +162,7 @@ Event: TypeAlias = (
     | DraftUp
     | DraftDown
     | TargetDown
+    | TargetUp
     | DeadlineExpired
     | DraftLate
     | Withdrawn
@@ -183,8 +203,9 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Accuse:
-    """The draft of this life answered what cannot be right: it should be started again."""
+    """A daemon of this life answered what cannot be right: it should be started again."""
 
+    role: Role
     life: int
     reason: str
 

@@ -35,7 +35,7 @@ from launch.statistics import Clock, statistics
 from launch.stream import FindStop
 from launch.token_ids import pack_ids, unpack_ids
 from protocol.engines import DraftEngine, TargetEngine
-from protocol.errors import DaemonError
+from protocol.errors import DaemonError, ProtocolError
 from protocol.messages import (
     CloseItem,
     IngestItem,
@@ -44,6 +44,7 @@ from protocol.messages import (
     Piece,
     PrefillItem,
     ProposeItem,
+    ReplayItem,
     Sampling,
     Statistics,
     Submit,
@@ -54,6 +55,7 @@ Engine: TypeAlias = TargetEngine | DraftEngine
 VERBS: Final[dict[type[Request], str]] = {
     OpenItem: "open",
     PrefillItem: "prefill",
+    ReplayItem: "replay",
     IngestItem: "ingest",
     ProposeItem: "propose",
     VerifyItem: "verify",
@@ -161,6 +163,8 @@ def _drive(
                 todo.extend(session.handle(reply))
             case Emit(Piece() as piece):
                 deliver(piece)
+            case Accuse("target", _, reason):
+                raise ProtocolError(reason)
             case Emit() | Accuse():
                 pass  # nobody can start an object again
             case Fail(error):

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from launch.events import Accuse, Command, DeadlineExpired, Reply, Request, Result, Role, Send
+from launch.events import Accuse, Command, DeadlineExpired, Emit, Reply, Request, Result, Role, Send
 from protocol.messages import (
     ClosedItem,
     CloseItem,
@@ -11,10 +11,14 @@ from protocol.messages import (
     ItemFailed,
     OpenedItem,
     OpenItem,
+    Piece,
     PrefilledItem,
     PrefillItem,
+    Progress,
     ProposedItem,
     ProposeItem,
+    ReplayedItem,
+    ReplayItem,
     Verdict,
     VerifyItem,
 )
@@ -22,6 +26,7 @@ from protocol.messages import (
 ANSWERS: Final[dict[type[Request], type[Result]]] = {
     OpenItem: OpenedItem,
     PrefillItem: PrefilledItem,
+    ReplayItem: ReplayedItem,
     IngestItem: IngestedItem,
     ProposeItem: ProposedItem,
     VerifyItem: Verdict,
@@ -62,9 +67,13 @@ class Outstanding:
         self._asked[role] = item
         self._commands.append(Send(role, item))
 
-    def accuse(self, life: int, reason: str) -> None:
-        """Say that this life of the draft is not to be trusted."""
-        self._commands.append(Accuse(life, reason))
+    def tell(self, message: Piece | Progress) -> None:
+        """Tell the client."""
+        self._commands.append(Emit(message))
+
+    def accuse(self, role: Role, life: int, reason: str) -> None:
+        """Say that this life of a daemon is not to be trusted."""
+        self._commands.append(Accuse(role, life, reason))
 
     def forget(self, role: Role) -> None:
         """Its daemon is gone; no answer will come."""

@@ -30,6 +30,8 @@ from protocol.messages import (
     Prefilled,
     Propose,
     Proposed,
+    Replay,
+    Replayed,
     TargetHello,
     Verified,
     Verify,
@@ -37,8 +39,8 @@ from protocol.messages import (
 from protocol.state import DRAFT_REPLIES, TARGET_REPLIES, DraftReply, TargetReply
 
 AnyReply = TargetReply | DraftReply
-Listed = Open | Prefill | Ingest | Propose | Verify | Close
-ListedReply = Opened | Prefilled | Ingested | Proposed | Verified | Closed
+Listed = Open | Prefill | Replay | Ingest | Propose | Verify | Close
+ListedReply = Opened | Prefilled | Replayed | Ingested | Proposed | Verified | Closed
 
 SOCKETS: Final[dict[Role, str]] = {"target": TARGET_SOCKET, "draft": DRAFT_SOCKET}
 REPLIES: Final[dict[Role, tuple[type[AnyReply], ...]]] = {
@@ -50,6 +52,7 @@ ANSWERED_BY: Final[dict[type[LinkMessage], tuple[type[LinkMessage], ...]]] = {
     Pair: (Paired,),
     Open: (Opened,),
     Prefill: (Prefilled,),
+    Replay: (Replayed,),
     Ingest: (Ingested,),
     Propose: (Proposed,),
     Verify: (Verified,),

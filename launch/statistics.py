@@ -22,6 +22,8 @@ class Tally:
     accepted_per_pos: list[int] = field(default_factory=list)
     proposed_per_pos: list[int] = field(default_factory=list)
     num_draft_restarts: int = 0  # lives of the draft after the request's first
+    num_target_restarts: int = 0  # lives of the target after the request's first
+    num_replay_mismatches: int = 0  # emitted tokens that a new life would have chosen otherwise
     num_late_proposals: int = 0  # that came when the round had gone on without them
     prefill_seconds: float = 0.0
     prompt_ingest_seconds: float = 0.0  # before the first token: no part of decoding
@@ -133,5 +135,7 @@ def statistics(
         num_proposed_tokens_per_pos=tuple(tally.proposed_per_pos),
         num_stale_replies=stale,
         num_draft_restarts=tally.num_draft_restarts,
+        num_target_restarts=tally.num_target_restarts,
+        num_replay_mismatches=tally.num_replay_mismatches,
         num_late_proposals=tally.num_late_proposals,
     )

@@ -25,8 +25,8 @@ from launch.events import (
     DraftUp,
     Reply,
     Role,
-    TargetDown,
     TargetFacts,
+    TargetUp,
     Withdrawn,
 )
 from launch.patience import Patience
@@ -63,7 +63,7 @@ class Supervisor:
         self._crew = Crew(plan, self._poller, self._timers, self, command)
         self._patience = Patience(plan.deadlines)
         self._dispatch = Dispatch(self._crew, self._patience, self._withdraw)
-        self._desk = Desk(self._dispatch.send, self._crew.lose_draft, max_waiting=plan.max_waiting)
+        self._desk = Desk(self._dispatch.send, self._crew.accuse, max_waiting=plan.max_waiting)
         self._watched: dict[int, Callable[[], None]] = {}
         self._began = 0.0
         self._load_seconds = 0.0
@@ -217,6 +217,8 @@ class Supervisor:
     def on_up(self, role: Role) -> None:
         """See `launch.owner.Owner`."""
         target, draft = self._crew.target_hello, self._crew.draft_hello
+        if role == "target" and target is not None:
+            self._desk.broadcast(TargetUp(TargetFacts.of(target)))
         if role == "draft" and target is not None and draft is not None:
             self._patience.seed(self._crew.paired_seconds)
             self._dispatch.share(shared=shares_cores(target.host, draft.host))
@@ -227,9 +229,13 @@ class Supervisor:
 
     def on_lost(self, role: Role, error: DaemonError, asked: Listed | None) -> None:
         """See `launch.owner.Owner`."""
-        del asked
         self._dispatch.lost(role)
-        self._desk.broadcast(DraftDown(str(error)) if role == "draft" else TargetDown(error))
+        if role == "draft":
+            self._desk.broadcast(DraftDown(str(error)))
+        else:
+            at = () if asked is None else tuple(item.sequence for item in asked.items)
+            self._dispatch.isolate(at)
+            self._desk.lose_target(error, at, for_good=self._crew.is_given_up("target"))
         self._admit()
 
     def on_late(self, role: Role, asked: Listed) -> None:

@@ -13,14 +13,22 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from launch.events import Request, Role
-from protocol.messages import HostFacts, IngestItem, PrefillItem, ProposeItem, VerifyItem
+from protocol.messages import (
+    HostFacts,
+    IngestItem,
+    PrefillItem,
+    ProposeItem,
+    ReplayItem,
+    VerifyItem,
+)
 
-ComputeItem: TypeAlias = PrefillItem | IngestItem | ProposeItem | VerifyItem
+ComputeItem: TypeAlias = PrefillItem | ReplayItem | IngestItem | ProposeItem | VerifyItem
 
 # How many sequences one message may carry. All of them wait for the last, so that a long prompt
 # may not bring many others along.
 BATCH: Final[Mapping[type[Request], int]] = {
     PrefillItem: 1,
+    ReplayItem: 1,
     IngestItem: 4,
     ProposeItem: 8,
     VerifyItem: 8,
@@ -46,6 +54,7 @@ class Turns:
 
     def __init__(self) -> None:
         self.shared = True  # until both daemons have said where they run
+        self.alone: set[int] = set()  # sequences that share no message with another
         self._queue: deque[tuple[Role, ComputeItem]] = deque()
         self._busy: set[Role] = set()
         self._overdue: set[Role] = set()  # busy for so long that others go on meanwhile
@@ -60,14 +69,18 @@ class Turns:
 
     def clear(self, role: Role) -> None:
         """The daemon is gone, with its queue and its turn."""
-        self._keep(lambda queued, _: queued != role)
+        self.drop_all(role)
         self.done(role)
+
+    def drop_all(self, role: Role) -> None:
+        """Forget what is queued for `role`; what was granted goes on."""
+        self._keep(lambda queued, _: queued != role)
 
     def overdue(self, role: Role) -> tuple[ComputeItem, ...]:
         """It is late: the other may go on beside it. Returns its queue, which is forgotten."""
         self._overdue.add(role)
         queued = tuple(item for owner, item in self._queue if owner == role)
-        self._keep(lambda owner, _: owner != role)
+        self.drop_all(role)
         return queued
 
     def is_overdue(self, role: Role) -> bool:
@@ -84,11 +97,13 @@ class Turns:
         granted: list[Batch] = []
         while (head := self._next()) is not None:
             role, first = head
-            kind, most = type(first), BATCH[type(first)]
+            kind = type(first)
+            most = 1 if first.sequence in self.alone else BATCH[kind]
             taken: list[ComputeItem] = []
             kept: deque[tuple[Role, ComputeItem]] = deque()
             for queued, item in self._queue:
-                if queued == role and type(item) is kind and len(taken) < most:
+                fits = queued == role and type(item) is kind and len(taken) < most
+                if fits and (not taken or item.sequence not in self.alone):
                     taken.append(item)
                 else:
                     kept.append((queued, item))

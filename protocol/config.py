@@ -29,6 +29,7 @@ class Deadlines(FrozenConfig, frozen=True, kw_only=True):
     prefill: Timeout = 120.0
     ingest: Timeout = 30.0
     propose: Timeout = 10.0
+    replay: Timeout = 120.0
     verify: Timeout = 60.0
     close: Timeout = 10.0
     terminate: Timeout = 3.0

@@ -19,6 +19,8 @@ from protocol.messages import (
     PrefillItem,
     ProposedItem,
     ProposeItem,
+    ReplayedItem,
+    ReplayItem,
     Verdict,
     VerifyItem,
 )
@@ -33,6 +35,10 @@ class TargetEngine(Protocol):
 
     def prefill(self, item: PrefillItem) -> PrefilledItem:
         """Run one chunk of the prompt; the last one also chooses the first token."""
+        ...
+
+    def replay(self, item: ReplayItem) -> ReplayedItem:
+        """Run tokens that an earlier life emitted; the last one is pending again."""
         ...
 
     def verify(self, item: VerifyItem) -> Verdict:

@@ -280,6 +280,33 @@ class Prefilled(LinkMessage, frozen=True, kw_only=True):
     results: tuple[PrefilledItem | ItemFailed, ...]
 
 
+class ReplayItem(Item, frozen=True, kw_only=True):
+    """Tokens emitted in an earlier life, from `base_pos`; all but the last are run, by decode."""
+
+    base_pos: Position
+    tokens: TokenBytes
+
+
+class Replay(LinkMessage, frozen=True, kw_only=True):
+    """supervisor -> target: take back what a client has; emits nothing."""
+
+    items: Annotated[tuple[ReplayItem, ...], Meta(min_length=1, max_length=MAX_SEQUENCES)]
+
+
+class ReplayedItem(Item, frozen=True, kw_only=True):
+    """The last token is pending again. `mismatches` would be chosen otherwise now; exact: 0."""
+
+    committed: Position
+    mismatches: Count
+    seconds: Seconds
+
+
+class Replayed(LinkMessage, frozen=True, kw_only=True):
+    """target -> supervisor: answer to Replay."""
+
+    results: tuple[ReplayedItem | ItemFailed, ...]
+
+
 class IngestItem(Item, frozen=True, kw_only=True):
     """Turn the ring's feature rows up to `stop` into context K/V of the draft."""
 
@@ -485,4 +512,6 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_proposed_tokens_per_pos: tuple[Count, ...]
     num_stale_replies: Count
     num_draft_restarts: Count = 0  # lives of the draft after the request's first
+    num_target_restarts: Count = 0  # lives of the target after the request's first
+    num_replay_mismatches: Count = 0  # emitted tokens that a new life would have chosen otherwise
     num_late_proposals: Count = 0  # that came when the round had gone on without them

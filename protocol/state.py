@@ -33,6 +33,8 @@ from protocol.messages import (
     Propose,
     Proposed,
     Refused,
+    Replay,
+    Replayed,
     Submit,
     TargetHello,
     Verified,
@@ -41,9 +43,9 @@ from protocol.messages import (
 
 LinkName = Literal["target", "draft"]
 
-TargetRequest = Hello | Open | Prefill | Verify | Close
+TargetRequest = Hello | Open | Prefill | Replay | Verify | Close
 DraftRequest = Hello | Pair | Open | Ingest | Propose | Close
-TargetReply = TargetHello | Opened | Prefilled | Verified | Closed | Failed
+TargetReply = TargetHello | Opened | Prefilled | Replayed | Verified | Closed | Failed
 DraftReply = DraftHello | Paired | Opened | Ingested | Proposed | Closed | Failed
 ClientRequest = Submit | Cancel
 ClientReply = Progress | Piece | Finished | Refused
@@ -64,6 +66,7 @@ class Phase(Enum):
     OPENING = "opening"
     OPEN = "open"
     PREFILLING = "prefilling"
+    REPLAYING = "replaying"
     VERIFYING = "verifying"
     INGESTING = "ingesting"
     PROPOSING = "proposing"
@@ -106,6 +109,7 @@ LEGAL: Final[Mapping[LinkName, Table]] = {
     "target": {
         **_COMMON,
         **_idle_call(Prefill, Phase.PREFILLING, Prefilled),
+        **_idle_call(Replay, Phase.REPLAYING, Replayed),
         **_idle_call(Verify, Phase.VERIFYING, Verified),
     },
     "draft": {

@@ -24,6 +24,8 @@ from protocol.messages import (
     Opened,
     Prefill,
     Prefilled,
+    Replay,
+    Replayed,
     TargetHello,
     Verified,
     Verify,
@@ -31,7 +33,8 @@ from protocol.messages import (
 from protocol.state import TargetReply, TargetRequest
 from protocol.transports.base import FeatureHost
 from protocol.transports.shared_memory import TRANSPORT
-from target_daemon.engine import Engine, Limits
+from target_daemon.checks import Limits
+from target_daemon.engine import Engine
 from target_daemon.families.base import NativeTarget, load_target
 from target_daemon.memory_plan import available, plan
 
@@ -74,6 +77,9 @@ class TargetDaemon:
             case Prefill():
                 prefilled = each(message.items, engine.prefill)
                 return Prefilled(target_life=life, draft_life=draft, results=prefilled)
+            case Replay():
+                replayed = each(message.items, engine.replay)
+                return Replayed(target_life=life, draft_life=draft, results=replayed)
             case Verify():
                 verified = each(message.items, engine.verify)
                 return Verified(target_life=life, draft_life=draft, results=verified)

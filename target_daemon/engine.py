@@ -8,7 +8,6 @@ it is. After any error a sequence is as it was before the call.
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Final, Literal, TypeAlias
 
@@ -20,9 +19,6 @@ from protocol.codec import pack_tokens, unpack_tokens
 from protocol.errors import (
     InternalError,
     OutOfMemory,
-    PositionMismatch,
-    PromptTooLong,
-    ProtocolError,
     StaleMessage,
 )
 from protocol.messages import (
@@ -33,11 +29,20 @@ from protocol.messages import (
     OpenItem,
     PrefilledItem,
     PrefillItem,
+    ReplayedItem,
+    ReplayItem,
     TokenLogprobs,
     Verdict,
     VerifyItem,
 )
 from protocol.transports.base import RingView
+from target_daemon.checks import (
+    Limits,
+    check_block,
+    check_chunk,
+    check_replay,
+    check_vocabulary,
+)
 from target_daemon.failures import typed_failures
 from target_daemon.logprobs import raw_logprobs
 from target_daemon.sequences import Sequence, Sequences, resolved
@@ -49,15 +54,6 @@ log = logging.getLogger(__name__)
 
 NO_TOKEN: Final = -1
 Decision: TypeAlias = tuple[Judgement, tuple[TokenLogprobs, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the engine refuses beyond; the same numbers stand in TargetHello."""
-
-    prefill_chunk: int
-    max_width: int
-    rollback: Literal["fast", "replay"] = "fast"
 
 
 class Engine:
@@ -100,8 +96,9 @@ class Engine:
         started = perf_counter()
         sequence = self._sequences.get(item.sequence)
         ids = unpack_tokens(item.tokens)
-        self._check_chunk(sequence, item, len(ids))
-        self._check_vocabulary(ids, item.start)
+        chunk, most = self._limits.prefill_chunk, self._target.max_positions
+        check_chunk(sequence, item, len(ids), chunk=chunk, most=most)
+        check_vocabulary(ids, item.start, self._target.vocab_size)
         token, logprobs = self._run_chunk(sequence, item, ids)
         finish: Finish = "stop" if token in sequence.stops else ""
         stop = item.start + len(ids)
@@ -117,6 +114,32 @@ class Engine:
         )
 
     @torch.inference_mode()
+    def replay(self, item: ReplayItem) -> ReplayedItem:
+        """Run tokens that were emitted in an earlier life, by the forwards of rounds.
+
+        The last one is pending afterwards. Nothing is judged: what a client has is right; the
+        tokens that would be chosen otherwise now are counted.
+        """
+        started = perf_counter()
+        sequence = self._sequences.get(item.sequence)
+        ids = unpack_tokens(item.tokens)
+        check_replay(sequence, item, len(ids), most=self._target.max_positions)
+        check_vocabulary(ids, item.base_pos, self._target.vocab_size)
+        mismatches = int(ids[0] != sequence.pending)
+        sequence.tokens[item.base_pos] = ids[0]
+        for start in range(0, len(ids) - 1, self._limits.max_width):
+            stop = min(start + self._limits.max_width, len(ids) - 1)
+            mismatches += self._run_again(sequence, ids[start : stop + 1])
+        sequence.finish = ""
+        return ReplayedItem(
+            sequence=item.sequence,
+            round=item.round,
+            committed=sequence.committed,
+            mismatches=mismatches,
+            seconds=perf_counter() - started,
+        )
+
+    @torch.inference_mode()
     def verify(self, item: VerifyItem) -> Verdict:
         """Run a block, keep the longest agreeing prefix, commit, and answer.
 
@@ -128,7 +151,9 @@ class Engine:
         if sequence.verdict is not None and item.round <= sequence.verdict.round:
             return _stored(sequence.verdict, item)
         ids = unpack_tokens(item.tokens)
-        self._check_block(sequence, item, ids)
+        widest, most = self._limits.max_width, self._target.max_positions
+        check_block(sequence, item, ids, widest=widest, most=most)
+        check_vocabulary(ids, item.base_pos, self._target.vocab_size)
         judgement, logprobs = self._decide(sequence, ids, item.budget)
         emitted = judgement.emitted
         start = sequence.committed + 1
@@ -156,60 +181,6 @@ class Engine:
         self._target.reset(sequence.slot)
         return ClosedItem(sequence=item.sequence, round=item.round, committed=sequence.committed)
 
-    # The checks raise before anything is changed.
-
-    def _check_chunk(self, sequence: Sequence, item: PrefillItem, count: int) -> None:
-        chunk, most = self._limits.prefill_chunk, self._target.max_positions
-        _check_alive(sequence, item.sequence)
-        if sequence.prefilled:
-            raise ProtocolError(f"the prompt of sequence {item.sequence} has ended already")
-        if item.start != sequence.committed:
-            raise PositionMismatch(
-                f"chunk starts at {item.start}; {sequence.committed} positions are committed"
-            )
-        if item.start + count > most:
-            raise PromptTooLong(
-                f"the prompt has at least {item.start + count:,} tokens; this target takes {most:,}"
-            )
-        # Boundaries are fixed so that a prompt always meets the same products, bit for bit.
-        if item.start % chunk or not 1 <= count <= chunk or (count < chunk and not item.last):
-            raise ProtocolError(
-                f"chunk of {count} tokens at {item.start}; chunks are {chunk} long, the last "
-                f"1 to {chunk}"
-            )
-
-    def _check_block(self, sequence: Sequence, item: VerifyItem, ids: tuple[int, ...]) -> None:
-        most = self._target.max_positions
-        _check_alive(sequence, item.sequence)
-        if not sequence.prefilled or sequence.finish:
-            state = f"has ended ({sequence.finish})" if sequence.finish else "is not prefilled"
-            raise ProtocolError(f"sequence {item.sequence} {state}; there is nothing to verify")
-        if item.base_pos != sequence.committed:
-            raise PositionMismatch(
-                f"block is based at {item.base_pos}; {sequence.committed} positions are committed"
-            )
-        if not 1 <= len(ids) <= self._limits.max_width:
-            raise ProtocolError(f"block of {len(ids)} rows; 1 to {self._limits.max_width} allowed")
-        if ids[0] != sequence.pending:
-            raise ProtocolError(
-                f"block starts with token {ids[0]}; {sequence.pending} was chosen for that position"
-            )
-        if item.base_pos + len(ids) > most:
-            raise PromptTooLong(
-                f"block of {len(ids)} rows at {item.base_pos} ends at position "
-                f"{item.base_pos + len(ids):,}; this target takes {most:,}"
-            )
-        self._check_vocabulary(ids, item.base_pos)
-
-    def _check_vocabulary(self, ids: tuple[int, ...], start: int) -> None:
-        size = self._target.vocab_size
-        if min(ids) >= 0 and max(ids) < size:
-            return
-        index = next(i for i, token in enumerate(ids) if not 0 <= token < size)
-        raise ProtocolError(
-            f"token id {ids[index]} at position {start + index} is outside the vocabulary of {size}"
-        )
-
     def _run_chunk(
         self, sequence: Sequence, item: PrefillItem, ids: tuple[int, ...]
     ) -> tuple[int, tuple[TokenLogprobs, ...]]:
@@ -228,6 +199,23 @@ class Engine:
             token = int(choose(logits, stop, sampling, sequence.tokens[:stop])[0])
             sequence.tokens[stop] = token
             return token, raw_logprobs(logits, (-1,), (token,), sampling.logprobs)
+
+    def _run_again(self, sequence: Sequence, ids: tuple[int, ...]) -> int:
+        """Commit all of `ids` but the last, which is pending then; how many are not the choice."""
+        base, rows = sequence.committed, len(ids) - 1
+        block = Block(base, ids[:-1], torch.tensor(ids[:-1]))
+        rules = Rules(sequence.sampling, frozenset(), rows, sequence.tokens[: base + 1])
+        with self._undone_on_failure(sequence, rows) as restore:
+            chosen = self._strategy.judge(
+                block, self._strategy.forward(self._target, sequence.slot, block), rules
+            ).chosen
+            kept = Judgement(tuple(range(rows)), ids[1:], chosen, "")
+            if not self._keep(sequence, block, kept):
+                restore()
+                self._target.verify_batch(sequence.slot, block.tokens, base, "none")
+        sequence.tokens[base : base + rows + 1] = torch.tensor(ids)
+        sequence.committed += rows
+        return sum(one != other for one, other in zip(chosen, ids[1:], strict=True))
 
     def _decide(self, sequence: Sequence, ids: tuple[int, ...], budget: int) -> Decision:
         """Run the block at full width, or failing that at width 1."""
@@ -283,11 +271,6 @@ class Engine:
             undo.callback(restore)
             yield restore
             undo.pop_all()
-
-
-def _check_alive(sequence: Sequence, number: int) -> None:
-    if sequence.lost:
-        raise InternalError(f"sequence {number} lost its state in an earlier failure; close it")
 
 
 def _stored(verdict: Verdict, item: VerifyItem) -> Verdict:

@@ -226,7 +226,7 @@ def test_a_draft_that_cannot_serve_leaves_its_own_error_as_the_reason(start, fau
     with start(fault) as supervisor:
         assert supervisor.wait_ready()
         client = Client(supervisor, 1).submit(PROMPT, 20).finish()
-        assert supervisor.describe().draft.stage == "failed"
+        assert supervisor.describe().draft.stage != "ready"
     assert client.tokens == text(PROMPT, 20)
     assert reason in client.finished.statistics.mode_reason
 
@@ -269,20 +269,102 @@ def test_a_target_that_cannot_load_is_its_own_typed_error(start, fault, hello, e
 @pytest.mark.parametrize(
     ("fault", "code"),
     [
-        ("target:die:verify:3", "daemon_died"),
-        ("target:die:prefill:2", "daemon_died"),
-        ("target:hang:verify:3", "deadline"),
+        ("target:die:verify:1:always", "daemon_died"),
+        ("target:die:prefill:2:always", "daemon_died"),
+        ("target:hang:verify:1:always", "deadline"),
         ("target:refuse:verify:3", "internal"),
-        ("target:nonsense:verify:3", "protocol"),
-        ("target:garbage:verify:3", "protocol"),
+        ("target:nonsense:verify:1:always", "protocol"),
+        ("target:garbage:verify:1:always", "protocol"),
     ],
 )
-def test_losing_the_target_refuses_the_request_with_a_typed_error(start, fault, code):
+def test_a_request_that_ends_the_target_twice_is_refused_with_a_typed_error(start, fault, code):
     with start(fault, verify=0.5 if "hang" in fault else 9.0) as supervisor:
         supervisor.wait_ready()
         client = Client(supervisor, 1).submit(PROMPT, 60).finish()
     assert client.refused.code == code
     assert client.tokens == text(PROMPT, 60)[: len(client.tokens)]
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "die:open:1",
+        "die:prefill:2",
+        "die:prefill:3",
+        "die:verify:1",
+        "die:verify:4",
+        "hang:verify:3",
+        "nonsense:verify:3",
+        "nonsense:prefill:2",
+        "garbage:verify:3",
+        "garbage:prefill:3",
+    ],
+)
+def test_a_target_that_is_lost_costs_a_pause_and_no_token(start, fault):
+    with start(f"target:{fault}", verify=0.5 if "hang" in fault else 9.0) as supervisor:
+        supervisor.wait_ready()
+        clients = [Client(supervisor, n).submit(PROMPT[n:], 60) for n in (0, 1)]
+        for client in clients:
+            client.finish()
+        status = supervisor.describe()
+    for client in clients:
+        assert client.tokens == text(PROMPT[client.number :], 60)
+    assert (status.num_target_restarts, status.target.stage) == (1, "ready")
+    assert status.num_draft_restarts == 0  # it is paired with the new target as it is
+    figures = [client.finished.statistics for client in clients]
+    assert max(each.num_target_restarts for each in figures) == 1
+    assert [each.num_replay_mismatches for each in figures] == [0, 0]
+
+
+@pytest.mark.fault
+def test_speculation_resumes_inside_the_request_after_a_death_of_the_target(start):
+    with start("target:die:verify:3") as supervisor:
+        supervisor.wait_ready()
+        client = Client(supervisor, 1).submit(PROMPT, 300).finish()
+        assert supervisor.describe().mode == "speculative"
+    figures = client.finished.statistics
+    assert client.tokens == text(PROMPT, 300)
+    assert figures.mode == "speculative"
+    assert figures.num_drafts > 5
+
+
+@pytest.mark.fault
+def test_a_killed_target_is_started_again_for_the_next_request(start):
+    with start() as supervisor:
+        supervisor.wait_ready()
+        first = Client(supervisor, 1).submit(PROMPT, 20).finish()
+        os.kill(supervisor.describe().target.pid, signal.SIGKILL)
+        supervisor.run_until(lambda: supervisor.describe().target.stage == "failed")
+        second = Client(supervisor, 2).submit(PROMPT, 20).finish()
+        assert supervisor.describe().num_target_restarts == 1
+    assert first.tokens == second.tokens == text(PROMPT, 20)
+
+
+@pytest.mark.fault
+def test_speculation_resumes_inside_the_request_after_a_death_of_the_draft(start):
+    with start("draft:die:propose:3") as supervisor:
+        supervisor.wait_ready()
+        client = Client(supervisor, 1)
+        client.submit(PROMPT, 470)
+        supervisor.run_until(lambda: supervisor.describe().num_draft_restarts == 1)
+        client.finish()
+        status = supervisor.describe()
+    figures = client.finished.statistics
+    assert client.tokens == text(PROMPT, 470)
+    assert status.num_draft_restarts == 1
+
+
+@pytest.mark.fault
+def test_a_draft_that_keeps_failing_is_left_off_with_a_reason(start):
+    with start("draft:die:propose:1:always", "draft:die:pair:1:always") as supervisor:
+        supervisor.wait_ready()
+        supervisor.run_until(lambda: supervisor._crew.is_given_up("draft"))
+        client = Client(supervisor, 1).submit(PROMPT, 20).finish()
+        status = supervisor.describe()
+    assert client.tokens == text(PROMPT, 20)
+    assert "SIGKILL" in client.finished.statistics.mode_reason
+    assert status.num_draft_restarts == supervisor._plan.restarts.patience - 1
 
 
 def test_a_draft_for_another_target_is_refused_before_anything_starts(folders, tmp_path):

@@ -6,7 +6,8 @@ from support.drive import pack, prefill
 from support.toy_target import AttentionTarget
 
 from protocol.messages import OpenItem, PrefillItem, Sampling, VerifyItem
-from target_daemon.engine import Engine, Limits
+from target_daemon.checks import Limits
+from target_daemon.engine import Engine
 
 PROMPT = [1, 5, 9, 2, 7, 33, 20, 4, 4, 8]
 END = len(PROMPT)

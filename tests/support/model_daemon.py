@@ -45,6 +45,8 @@ from protocol.messages import (
     Propose,
     Proposed,
     ProposedItem,
+    Replay,
+    Replayed,
     TargetHello,
     Verified,
     Verify,
@@ -56,6 +58,7 @@ CALLS = {
     Prefill: ("prefill", Prefilled),
     Ingest: ("ingest", Ingested),
     Propose: ("propose", Proposed),
+    Replay: ("replay", Replayed),
     Verify: ("verify", Verified),
     Close: ("close", Closed),
 }

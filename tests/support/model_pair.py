@@ -12,6 +12,7 @@ from protocol.messages import (
     OpenedItem,
     PrefilledItem,
     ProposedItem,
+    ReplayedItem,
     Verdict,
 )
 
@@ -69,6 +70,22 @@ class ModelTarget:
             token=token,
             finish="stop" if item.last and token == self.eos else "",
             seconds=0.5,
+        )
+
+    def replay(self, item):
+        state = self._at(item, item.base_pos)
+        tokens = list(unpack_ids(item.tokens))
+        mismatches = sum(
+            self.model(state + tokens[:i], self.eos) != token for i, token in enumerate(tokens)
+        )
+        state.extend(tokens[:-1])
+        self._write(item.sequence, len(state))
+        return ReplayedItem(
+            sequence=item.sequence,
+            round=item.round,
+            committed=len(state),
+            mismatches=mismatches,
+            seconds=0.25,
         )
 
     def verify(self, item):

@@ -8,10 +8,12 @@ from support.model_pair import VOCAB, ModelDraft, ModelTarget, model_text
 
 from launch.dispatch import MESSAGES
 from launch.events import (
+    Accuse,
     CancelRequested,
     DeadlineExpired,
     DraftDown,
     DraftFacts,
+    DraftLate,
     DraftUp,
     Emit,
     Fail,
@@ -21,13 +23,15 @@ from launch.events import (
     Start,
     TargetDown,
     TargetFacts,
+    TargetUp,
+    Withdrawn,
 )
 from launch.inprocess import VERBS
 from launch.peer import ANSWERED_BY
 from launch.session import Session
 from launch.token_ids import pack_ids, unpack_ids
 from protocol.errors import DaemonDied, DaemonError
-from protocol.messages import CloseItem, ItemFailed, Piece, ProposedItem, Submit
+from protocol.messages import CloseItem, ItemFailed, OpenItem, Piece, ProposedItem, Submit
 from protocol.state import Phase, advance
 
 SEQUENCE = 7
@@ -67,6 +71,9 @@ class World:
     draft: ModelDraft = field(init=False)
     draft_life: int = 10
     draft_lives: bool = True
+    target_life: int = TARGET_LIFE
+    target_lives: bool = True
+    accused: list[Accuse] = field(default_factory=list)
     asked: dict[str, deque] = field(default_factory=lambda: {"target": deque(), "draft": deque()})
     held: list[Reply] = field(default_factory=list)
     said: list[Reply] = field(default_factory=list)
@@ -80,7 +87,7 @@ class World:
 
     def __post_init__(self):
         setting = self.setting
-        self.target.eos = setting.eos
+        self.target = self._new_target()
         self.draft = ModelDraft(self.target, setting.context, setting.luck)
         self.draft_lives = setting.draft
         submit = Submit(request=1, prompt=pack_ids(setting.prompt), max_tokens=setting.max_tokens)
@@ -91,6 +98,9 @@ class World:
             self.draft_facts if setting.draft else None,
             no_draft="none was given",
         )
+
+    def _new_target(self) -> ModelTarget:
+        return ModelTarget(eos=self.setting.eos)
 
     @property
     def draft_facts(self) -> DraftFacts:
@@ -106,14 +116,17 @@ class World:
             assert not self.ends, f"{command} after the end"
             match command:
                 case Send(role, item):
-                    assert role == "target" or self.draft_lives
+                    assert self.target_lives if role == "target" else self.draft_lives
                     self.asked[role].append(item)
                     self._step(role, MESSAGES[type(item)])
                 case Emit(Piece() as piece):
                     assert piece.position == len(self.setting.prompt) + len(self.tokens)
                     self.pieces.append(piece)
                 case Emit(mark):
+                    assert not self.marks or mark.done > self.marks[-1][0]
                     self.marks.append((mark.done, mark.total))
+                case Accuse():
+                    self.accused.append(command)
                 case Finish() | Fail():
                     self.ends.append(command)
 
@@ -152,7 +165,7 @@ class World:
     def foreign(self) -> None:
         """Answers of another life, sequence and round."""
         for reply in self.said[-1:]:
-            self.feed(replace(reply, target_life=TARGET_LIFE - 1))
+            self.feed(replace(reply, target_life=self.target_life - 1))
             self.feed(replace(reply, item=msgspec.structs.replace(reply.item, sequence=1)))
             for number in (reply.item.round - 1, reply.item.round + 1000):
                 item = msgspec.structs.replace(reply.item, round=max(0, number))
@@ -183,8 +196,24 @@ class World:
 
     def deadline(self, role: str) -> None:
         number = self.session._asked._asked[role].round if role in self.session._asked else 0
-        self.target_faults += role == "target"
         self.feed(DeadlineExpired(role, number))
+        if role == "target":
+            self.kill_target()
+
+    def late(self) -> None:
+        """The draft's soft deadline passes."""
+        asked = self.session._asked._asked.get("draft")
+        self.feed(DraftLate(asked.round if asked is not None else 0))
+
+    def withdraw(self) -> None:
+        """The draft is late with another sequence, and is not asked at all."""
+        asked = self.session._asked._asked.get("draft")
+        if asked is None or isinstance(asked, OpenItem | CloseItem):
+            return
+        if self.asked["draft"] and self.asked["draft"][-1].round == asked.round:
+            self.asked["draft"].pop()
+            self.phases["draft"] = Phase.OPEN
+            self.feed(Withdrawn(asked.round))
 
     def kill_draft(self) -> None:
         self.draft_lives = False
@@ -192,6 +221,8 @@ class World:
         self.feed(DraftDown("it was killed"))
 
     def start_draft(self) -> None:
+        if not self.target_lives:
+            return
         if self.draft_lives:
             self.kill_draft()
         self.draft_life += 1
@@ -200,10 +231,30 @@ class World:
         self.phases["draft"] = Phase.NEW
         self.feed(DraftUp(self.draft_facts))
 
-    def kill_target(self) -> None:
-        self.target_faults += 1
+    def kill_target(self, *, fatal: bool = False) -> None:
+        """The draft is paired with this life, and waits for the next one."""
+        self.target_faults += fatal
+        self.target_lives = self.draft_lives = False
         self.asked["target"].clear()
-        self.feed(TargetDown(DaemonDied("it was killed")))
+        self.asked["draft"].clear()
+        self.feed(TargetDown(DaemonDied("it was killed"), fatal))
+
+    def start_target(self) -> None:
+        if self.target_lives:
+            self.kill_target()
+        self.target_life += 1
+        self.target = self._new_target()
+        self.target_lives = True
+        self.phases["target"] = Phase.NEW
+        self.feed(TargetUp(replace(self.setting.facts, life=self.target_life)))
+
+    def pair(self) -> None:
+        """The draft of this life meets the new target, and forgets what it held."""
+        if self.target_lives and not self.draft_lives and self.setting.draft:
+            self.draft = ModelDraft(self.target, self.setting.context, self.setting.luck)
+            self.draft_lives = True
+            self.phases["draft"] = Phase.NEW
+            self.feed(DraftUp(self.draft_facts))
 
     def cancel(self) -> None:
         self.feed(CancelRequested())
@@ -213,6 +264,9 @@ class World:
         for _ in range(2000):
             if self.ends:
                 return
+            if self.session.phase == "waiting":
+                self.start_target()
+                self.pair()
             for role in ("target", "draft"):
                 if self.asked[role]:
                     self.answer(role)
@@ -241,7 +295,7 @@ class World:
         self.phases[role] = advance(role, self.phases[role], message, sequence=SEQUENCE)
 
     def _reply(self, role: str, item) -> Reply:
-        return Reply(role, TARGET_LIFE, self.draft_life, item)
+        return Reply(role, self.target_life, self.draft_life, item)
 
 
 def _failed(item, code: str, detail: str) -> ItemFailed:

@@ -3,7 +3,7 @@
 from support.model_pair import VOCAB
 
 from launch.desk import Desk
-from launch.events import DraftDown, TargetDown, TargetFacts
+from launch.events import DraftDown, TargetFacts, TargetUp
 from launch.token_ids import pack_ids
 from protocol.errors import DaemonDied, Unavailable
 from protocol.messages import CloseItem, OpenItem, Refused, Submit
@@ -32,7 +32,7 @@ def test_sequences_are_never_repeated():
 
 def test_clients_are_told_in_deliver_alone():
     desk, _, told = desk_with(1)
-    desk.broadcast(TargetDown(DaemonDied("it died")))
+    desk.lose_target(DaemonDied("it died"), (), for_good=True)
     assert told == []
     assert desk.has_news
     desk.deliver()
@@ -42,7 +42,7 @@ def test_clients_are_told_in_deliver_alone():
 
 def test_an_event_for_a_request_that_has_ended_is_counted():
     desk, _, _ = desk_with(1)
-    desk.broadcast(TargetDown(DaemonDied("it died")))
+    desk.lose_target(DaemonDied("it died"), (), for_good=True)
     desk.handle(1, DraftDown("late"))
     assert desk.num_stale_replies == 1
 
@@ -61,3 +61,18 @@ def test_cancelling_closes_what_was_opened():
     desk.cancel(1)
     desk.cancel(99)
     assert isinstance(sent[-1][1], CloseItem)
+
+
+def test_only_who_is_alone_at_two_deaths_without_having_come_further_is_failed():
+    desk, _, told = desk_with(1, 2)
+    died = DaemonDied("it died")
+    for _ in range(3):  # together: nobody is to blame
+        desk.lose_target(died, (1, 2), for_good=False)
+    desk.lose_target(died, (1,), for_good=False)
+    desk.lose_target(died, (2,), for_good=False)
+    assert desk.running == 2
+    desk.broadcast(TargetUp(FACTS))
+    desk.lose_target(died, (1,), for_good=False)
+    desk.deliver()
+    assert told == [Refused(request=1, code="daemon_died", detail="it died")]
+    assert desk.running == 1

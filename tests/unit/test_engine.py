@@ -15,7 +15,8 @@ from protocol import errors
 from protocol.config import TargetConfig
 from protocol.errors import UsageError
 from protocol.messages import OpenItem, Sampling
-from target_daemon.engine import Engine, Limits
+from target_daemon.checks import Limits
+from target_daemon.engine import Engine
 from target_daemon.families.base import load_target
 
 KINDS = [AttentionTarget, RecurrentTarget]

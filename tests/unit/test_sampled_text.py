@@ -21,7 +21,8 @@ from protocol.messages import (
     ProposedItem,
     Sampling,
 )
-from target_daemon.engine import Engine, Limits
+from target_daemon.checks import Limits
+from target_daemon.engine import Engine
 
 KINDS = [AttentionTarget, RecurrentTarget]
 VOCAB, WIDEST, TOKENS = 40, 8, 24

@@ -1,0 +1,118 @@
+"""The rounds of one request: propose, verify, and what a commit emits. Pure."""
+
+from launch.draft_side import Block, DraftSide
+from launch.events import Finish, TargetFacts
+from launch.hints import Guesses
+from launch.journal import Journal
+from launch.outstanding import Outstanding
+from launch.policy import WidthPolicy
+from launch.statistics import Tally
+from launch.stream import FindStop
+from launch.token_ids import WIDTH, one_id, unpack_ids
+from protocol.messages import (
+    IngestItem,
+    Piece,
+    PrefilledItem,
+    ProposeItem,
+    Submit,
+    Verdict,
+    VerifyItem,
+)
+
+
+class Rounds:
+    """Asks for the next step when nothing is outstanding, and emits what a step has committed."""
+
+    def __init__(
+        self,
+        submit: Submit,
+        limit: int,
+        journal: Journal,
+        draft: DraftSide,
+        asked: Outstanding,
+        tally: Tally,
+        policy: WidthPolicy,
+        find_stop: FindStop | None,
+    ) -> None:
+        self._request = submit.request
+        self._limit = limit  # tokens that may be emitted
+        self._journal = journal
+        self._draft = draft
+        self._asked = asked
+        self._tally = tally
+        self._policy = policy
+        self._find_stop = find_stop
+        self.guesses = Guesses(dict(submit.hints), ngram=submit.ngram)
+
+    def ask(self, target: TargetFacts) -> None:
+        """Propose where a draft is open and more than one token is wanted; else verify alone."""
+        base, budget = self._journal.committed, self._limit - self._journal.emitted
+        block_size = min(self._draft.block_size, target.max_width)
+        width = self._policy.width(block_size=block_size, budget=budget)
+        # More rows than a prefill chunk are an ingest of their own, with its own deadline.
+        late = width > 1 and self._draft.behind(base) > target.prefill_chunk
+        if late or self._draft.would_lose_rows(base, width, base):
+            self._asked.ask("draft", IngestItem, stop=base)
+            return
+        if width > 1:
+            pending = self._journal.pending
+            self._asked.ask("draft", ProposeItem, base_pos=base, pending=pending, width=width)
+        else:
+            self._asked.round += 1
+            self.verify(target)
+
+    def verify(self, target: TargetFacts) -> None:
+        """Send the block of this round: the pending token, then proposals and guesses."""
+        journal, block, base = self._journal, self._draft.block, self._journal.committed
+        budget = self._limit - journal.emitted
+        self.guesses.complete(block, journal, min(budget, target.max_width) - 1)
+        tokens = one_id(journal.pending) + block.proposed
+        self._asked.ask_again("target", VerifyItem, base_pos=base, tokens=tokens, budget=budget)
+
+    def begin(self, item: PrefilledItem) -> Finish | None:
+        """The prompt's end chose the first token."""
+        return self._emit(
+            Verdict(
+                sequence=item.sequence,
+                accepted=0,
+                tokens=one_id(item.token),
+                chosen=b"",
+                committed=item.committed,
+                finish=item.finish,
+                seconds=0.0,
+                logprobs=item.logprobs,
+            ),
+            0,
+        )
+
+    def commit(self, asked: VerifyItem, item: Verdict) -> Finish | None:
+        """Count and emit a round; the request's end, if this is it."""
+        width, block = len(asked.tokens) // WIDTH, self._draft.block
+        self._tally.add_round(width - 1, item.accepted, block.hinted, block.looked_up)
+        self._tally.add_seconds(block.draft_seconds, block.ingest_seconds, item.seconds)
+        return self._emit(item, width)
+
+    def _emit(self, item: Verdict, width: int) -> Finish | None:
+        """Journal and command in one place: no token goes out unrecorded, or behind a stop."""
+        block, self._draft.block = self._draft.block, Block()
+        kept = self._find_stop(unpack_ids(item.tokens)) if self._find_stop else None
+        tokens = item.tokens if kept is None else item.tokens[: kept * WIDTH]
+        piece = Piece(
+            request=self._request,
+            position=self._journal.end,
+            tokens=tokens,
+            width=width,
+            proposed=block.proposed,
+            chosen=item.chosen,
+            draft_seconds=block.draft_seconds,
+            ingest_seconds=block.ingest_seconds,
+            verify_seconds=item.seconds,
+            logprobs=item.logprobs[:kept],
+        )
+        self._journal.emit(tokens)
+        self._asked.tell(piece)
+        if kept is not None:
+            return Finish("stop")
+        if item.finish:
+            return Finish(item.finish)
+        return Finish("length") if self._journal.emitted >= self._limit else None

@@ -1,0 +1,97 @@
+"""What the target's engine refuses, before anything is changed: each check raises a typed error."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from protocol.errors import InternalError, PositionMismatch, PromptTooLong, ProtocolError
+from protocol.messages import PrefillItem, ReplayItem, VerifyItem
+from target_daemon.sequences import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the engine refuses beyond; the same numbers stand in TargetHello."""
+
+    prefill_chunk: int
+    max_width: int
+    rollback: Literal["fast", "replay"] = "fast"
+
+
+def check_alive(sequence: Sequence, number: int) -> None:
+    """Raise InternalError for a sequence whose state could not be restored."""
+    if sequence.lost:
+        raise InternalError(f"sequence {number} lost its state in an earlier failure; close it")
+
+
+def check_chunk(
+    sequence: Sequence, item: PrefillItem, count: int, *, chunk: int, most: int
+) -> None:
+    """Raise unless the chunk follows what is committed, within its fixed boundaries."""
+    check_alive(sequence, item.sequence)
+    if sequence.prefilled:
+        raise ProtocolError(f"the prompt of sequence {item.sequence} has ended already")
+    if item.start != sequence.committed:
+        raise PositionMismatch(
+            f"chunk starts at {item.start}; {sequence.committed} positions are committed"
+        )
+    if item.start + count > most:
+        raise PromptTooLong(
+            f"the prompt has at least {item.start + count:,} tokens; this target takes {most:,}"
+        )
+    # Boundaries are fixed so that a prompt always meets the same products, bit for bit.
+    if item.start % chunk or not 1 <= count <= chunk or (count < chunk and not item.last):
+        raise ProtocolError(
+            f"chunk of {count} tokens at {item.start}; chunks are {chunk} long, the last "
+            f"1 to {chunk}"
+        )
+
+
+def check_replay(sequence: Sequence, item: ReplayItem, count: int, *, most: int) -> None:
+    """Raise unless the tokens follow what is committed; the last of them gets no state."""
+    check_alive(sequence, item.sequence)
+    if not sequence.prefilled:
+        raise ProtocolError(f"sequence {item.sequence} is not prefilled; nothing follows it")
+    _check_base(sequence, item.base_pos, "replay")
+    if count < 1 or item.base_pos + count - 1 > most:
+        raise PromptTooLong(
+            f"{count} tokens from position {item.base_pos} on; this target takes {most:,}"
+        )
+
+
+def check_block(
+    sequence: Sequence, item: VerifyItem, ids: tuple[int, ...], *, widest: int, most: int
+) -> None:
+    """Raise unless the block follows what is committed, and starts with the pending token."""
+    check_alive(sequence, item.sequence)
+    if not sequence.prefilled or sequence.finish:
+        state = f"has ended ({sequence.finish})" if sequence.finish else "is not prefilled"
+        raise ProtocolError(f"sequence {item.sequence} {state}; there is nothing to verify")
+    _check_base(sequence, item.base_pos, "block")
+    if not 1 <= len(ids) <= widest:
+        raise ProtocolError(f"block of {len(ids)} rows; 1 to {widest} allowed")
+    if ids[0] != sequence.pending:
+        raise ProtocolError(
+            f"block starts with token {ids[0]}; {sequence.pending} was chosen for that position"
+        )
+    if item.base_pos + len(ids) > most:
+        raise PromptTooLong(
+            f"block of {len(ids)} rows at {item.base_pos} ends at position "
+            f"{item.base_pos + len(ids):,}; this target takes {most:,}"
+        )
+
+
+def check_vocabulary(ids: tuple[int, ...], start: int, size: int) -> None:
+    """Raise ProtocolError for an id that the target does not have."""
+    if min(ids) >= 0 and max(ids) < size:
+        return
+    index = next(i for i, token in enumerate(ids) if not 0 <= token < size)
+    raise ProtocolError(
+        f"token id {ids[index]} at position {start + index} is outside the vocabulary of {size}"
+    )
+
+
+def _check_base(sequence: Sequence, base: int, what: str) -> None:
+    if base != sequence.committed:
+        raise PositionMismatch(
+            f"{what} is based at {base}; {sequence.committed} positions are committed"
+        )
