@@ -1,10 +1,16 @@
 """`dflashd generate` at a temperature, with stops, hints and log-probabilities: real processes."""
 
 import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
 
 import pytest
-from support.command import dflashd
+from support.command import ISOLATED, dflashd
 from support.tiny_text import text_of, write_speaking_pair
+from support.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -80,3 +86,41 @@ def test_a_stop_across_tokens_ends_the_text_before_it(pair, alone, drafted):
     assert report["usage"]["completion_tokens"] == len(ids)
     least = run(pair, *WARM, "--stop", stop, "--min-tokens", str(len(ids)), drafted=drafted)
     assert len(least["token_ids"]) > len(ids)
+
+
+def draft_daemon(parent):
+    """Id of the draft daemon that `parent` has started, or None."""
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        if b"draft_daemon" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
+            return int(child)
+    return None
+
+
+@pytest.mark.fault
+def test_a_draft_that_is_killed_in_the_middle_changes_no_token_of_a_sample(pair, tmp_path):
+    words = (*WARM[:-1], "600")
+    whole = run(pair, *words)
+    target, draft = pair
+    trace = tmp_path / "trace.jsonl"
+    arguments = (
+        *("generate", "--model", str(target), "--draft", str(draft), "--threads", "1"),
+        *("--dtype", "float32", "--exact", "--json", "--trace", str(trace), *words),
+        "Say something.",
+    )
+    drafted = re.compile(rb'"proposed":\[\d')
+    with subprocess.Popen(
+        [*ISOLATED, *arguments], stdout=subprocess.PIPE, env={**os.environ, **ONE_THREAD}
+    ) as process:
+        until(
+            lambda: trace.exists() and drafted.search(trace.read_bytes()),
+            seconds=40,
+            what="a round with a draft",
+        )
+        pid = draft_daemon(process.pid)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        out, _ = process.communicate(timeout=40)
+    assert process.returncode == 0
+    assert json.loads(out)["token_ids"] == whole["token_ids"]
+    widths = [json.loads(line)["width"] for line in trace.read_text().splitlines()]
+    assert 1 in widths[2:-1]  # rounds without a draft, before the budget's last
