@@ -42,7 +42,7 @@ class SlotCaches:
             )
         self.keyword = found[0]
         self._library, self._config = library, model.config
-        self.recording = True  # keep what a window would drop until the next forward
+        self.recording = False
         self.lengths = [0] * slots
         self._caches = [self._fresh() for _ in range(slots)]
 
@@ -56,9 +56,12 @@ class SlotCaches:
         """Forget everything."""
         self._caches[slot], self.lengths[slot] = self._fresh(), 0
 
-    def stop_recording(self) -> None:
-        """Rows that were run are never given up one by one: keep no more than the model needs."""
-        self.recording = False
+    def record(self, on: bool) -> None:
+        """Empty all slots; from now on a window keeps what it would drop until the next forward.
+
+        Or, switched off, no more than the model needs: rows are then never given up one by one.
+        """
+        self.recording = on
         for slot in range(len(self.lengths)):
             self.reset(slot)
 
@@ -111,6 +114,7 @@ class SlotCaches:
             for name, value in vars(layer).items()
             if name not in REPLACED
             for tensor in _tensors(value)
+            if tensor.is_floating_point()
         )
 
 

@@ -69,14 +69,10 @@ def settle(
     caches.restore(SLOT, start)
     whole = target.run(block_ids, base)
     target.stepwise = not near(whole, bare, dtype)
-    if target.stepwise:
-        caches.restore(SLOT, start)
-        target.run(block_ids, base)
-    fast = _cuts(target, block_ids, base, bare, dtype)
-    if not fast:
-        caches.stop_recording()
-        target.run(tokens[:base], 0)
-        start = caches.save(SLOT)
+    fast = _cuts(target, tokens, base, bare, dtype)
+    caches.record(fast)
+    target.run(tokens[:base], 0)
+    start = caches.save(SLOT)
     exactness = _exactness(target, block_ids, base, single, lambda: caches.restore(SLOT, start))
     caches.reset(SLOT)
     if exact and exactness.kind == "no":
@@ -84,17 +80,22 @@ def settle(
     return Findings(fast, target.stepwise, exactness)
 
 
-def _cuts(target: Runnable, block: Tensor, base: int, expected: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the slot, which holds the whole block, goes on rightly from half of it."""
-    caches, half = target.caches, block.shape[0] // 2
-    if not caches.can_cut(SLOT):
-        return False
+def _cuts(
+    target: Runnable, tokens: Tensor, base: int, expected: Tensor, dtype: torch.dtype
+) -> bool:
+    """Whether a slot that holds `tokens` goes on rightly from the middle of those behind `base`."""
+    caches, half = target.caches, base + (tokens.shape[0] - base) // 2
+    caches.record(True)
     try:
-        caches.cut(SLOT, base + half)
-        again = target.run(block[half:], base + half)
+        target.run(tokens[:base], 0)
+        target.run(tokens[base:], base)
+        if not caches.can_cut(SLOT):
+            return False
+        caches.cut(SLOT, half)
+        again = target.run(tokens[half:], half)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
-        return False  # how the library's layers refuse to be cropped
-    return near(again, expected[half:], dtype)
+        return False  # how the library's layers refuse to record, or to be cropped
+    return near(again, expected[half - base :], dtype)
 
 
 def _exactness(

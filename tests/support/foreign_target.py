@@ -97,7 +97,9 @@ def own_answers(folder, ids, taps, dtype=torch.float32):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     with torch.no_grad():
         answer = model(input_ids=ids[None], use_cache=False, output_hidden_states=True)
-    rows = torch.cat([answer.hidden_states[tap + 1][0] for tap in taps], dim=-1)
+    # Entry 0 is the embedding's, but Mamba leaves it out.
+    first = 0 if model.config.model_type == "mamba" else 1
+    rows = torch.cat([answer.hidden_states[tap + first][0] for tap in taps], dim=-1)
     return answer.logits[0].float(), rows
 
 
