@@ -14,6 +14,7 @@ from typing import Final
 from launch.children import Children
 from launch.deadlines_heap import DeadlineHeap, Timer
 from launch.events import Role
+from launch.heartbeat import Heartbeats
 from launch.introductions import Introductions
 from launch.owner import Owner
 from launch.peer import AnyReply, Listed, ListedReply, Peer, Sent
@@ -24,7 +25,7 @@ from launch.starter import Starter
 from protocol import status
 from protocol.client import Poller
 from protocol.errors import DaemonDied, DaemonError, DeadlineExceeded, ProtocolError, from_wire
-from protocol.messages import DraftHello, Failed, LinkMessage, TargetHello
+from protocol.messages import DraftHello, Failed, Hello, LinkMessage, TargetHello
 from protocol.placement import Placement
 
 NO_DRAFT: Final = "no draft was asked for"
@@ -51,9 +52,9 @@ class Crew:
         self._run_dir = Path()
         self._starter: Starter | None = None
         self._introductions = self._introduce(self._run_dir)
+        self._heartbeats = Heartbeats(timers, plan.deadlines, self._hello, self.send)
         self._backoffs: dict[Role, Backoff] = {
-            "target": Backoff(plan.restarts),
-            "draft": Backoff(plan.restarts),
+            role: Backoff(plan.restarts) for role in ("target", "draft")
         }
         self._stale = 0  # of lives that are over
         self.restarts: dict[Role, int] = {"target": 0, "draft": 0}
@@ -69,6 +70,9 @@ class Crew:
             on_stage=self._tell,
             on_bad_draft=partial(self._lose, kill=True),
         )
+
+    def _hello(self, nonce: int) -> Hello:
+        return self._introductions.hello(nonce)
 
     def start(self, run_dir: Path, stack: ExitStack) -> None:
         """Read both configs, then spawn both daemons; raises what `prepare` raises."""
@@ -109,9 +113,7 @@ class Crew:
         peer = self._peers.get(role)
         if peer is None or peer.stage != "failed":
             return False
-        return self._backoffs[role].is_left_off or (
-            role == "target" and not self._may_restart(peer)
-        )
+        return self._backoffs[role].is_left_off or not self._may_restart(peer)
 
     def has_failed(self, role: Role) -> bool:
         """Whether its last start came to nothing, or its last life ended."""
@@ -123,7 +125,6 @@ class Crew:
 
     @property
     def paired_seconds(self) -> float:
-        """What pairing took the draft, its first block included."""
         return self._introductions.paired_seconds
 
     @property
@@ -140,9 +141,8 @@ class Crew:
 
     def status(self, role: Role) -> DaemonStatus:
         peer = self._peers.get(role)
-        if peer is None:
-            return DaemonStatus(stage="absent", reason="", life=0, pid=None)
-        return peer.status()
+        absent = DaemonStatus(stage="absent", reason="", life=0, pid=None)
+        return absent if peer is None else peer.status()
 
     def send(
         self, role: Role, message: LinkMessage, seconds: float, *, soft: float | None = None
@@ -224,6 +224,7 @@ class Crew:
 
     def _up(self, peer: Peer) -> None:
         self._backoffs[peer.role].up(time.monotonic())
+        self._heartbeats.start(peer)
         self._tell(peer)
         self._owner.on_up(peer.role)
 
@@ -294,7 +295,12 @@ class Crew:
             peer.close()
 
     def _tell(self, peer: Peer, done: int = 0, total: int = 0) -> None:
-        detail = "" if peer.error is None else str(peer.error)
         self._owner.on_loading(
-            Loading(role=peer.role, stage=peer.stage, done=done, total=total, detail=detail)
+            Loading(
+                role=peer.role,
+                stage=peer.stage,
+                done=done,
+                total=total,
+                detail=str(peer.error or ""),
+            )
         )

@@ -129,6 +129,11 @@ class Peer:
         return self._link
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no answer is due."""
+        return not self._sent
+
+    @property
     def latest_deadline(self) -> float:
         """When all that was sent must have been answered; 0 when nothing is due."""
         return max((sent.timer.when for sent in self._sent), default=0.0)

@@ -342,7 +342,7 @@ def test_a_killed_target_is_started_again_for_the_next_request(start):
 
 
 @pytest.mark.fault
-def test_speculation_resumes_inside_the_request_after_a_death_of_the_draft(start):
+def test_a_draft_that_dies_is_started_again_and_counted(start):
     with start("draft:die:propose:3") as supervisor:
         supervisor.wait_ready()
         client = Client(supervisor, 1)
@@ -350,9 +350,28 @@ def test_speculation_resumes_inside_the_request_after_a_death_of_the_draft(start
         supervisor.run_until(lambda: supervisor.describe().num_draft_restarts == 1)
         client.finish()
         status = supervisor.describe()
-    figures = client.finished.statistics
     assert client.tokens == text(PROMPT, 470)
     assert status.num_draft_restarts == 1
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_daemon_that_hangs_with_nothing_to_do_is_found_out_and_started_again(start, role):
+    with start(heartbeat=0.2, heartbeat_answer=0.3) as supervisor:
+        supervisor.wait_ready()
+        pid = getattr(supervisor.describe(), role).pid
+        beats = []
+        supervisor.run_until(lambda: beats.append(1) or len(beats) > 4)  # it answers
+        assert getattr(supervisor.describe(), role).pid == pid
+        os.kill(pid, signal.SIGSTOP)
+        supervisor.run_until(lambda: getattr(supervisor.describe(), role).pid not in (pid, None))
+        supervisor.run_until(lambda: supervisor.describe().mode == "speculative")
+        client = Client(supervisor, 1).submit(PROMPT, 60).finish()
+        status = supervisor.describe()
+    assert client.tokens == text(PROMPT, 60)
+    assert client.finished.statistics.mode == "speculative"
+    restarts = (status.num_target_restarts, status.num_draft_restarts)
+    assert restarts == ((1, 0) if role == "target" else (0, 1))
 
 
 @pytest.mark.fault
