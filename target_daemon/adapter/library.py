@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from huggingface_hub import errors as hub_errors
 
 from protocol.checkpoints.target_config import CONFIG_FILE
 from protocol.errors import CheckpointError, UnsupportedModel
@@ -24,6 +25,10 @@ ADAPTER_FILE: Final = "adapter_config.json"
 SHOWN: Final = 200
 # The library looks at these, also inside `text_config`; their values may name kernels to download.
 CODE_KEYS: Final = re.compile(r"auto_map|kernel_config|use_kernels|.*_implementation(_internal)?$")
+
+# What the library's configs raise for a value of the wrong type; no ValueError. Versions of the hub
+# that lack it are too old for the library itself, but not for us.
+CONFIG_ERROR: Final[type[Exception]] = getattr(hub_errors, "StrictDataclassError", ValueError)
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +87,15 @@ def _config(library: Any, path: Path, model_type: str) -> Any:
             f"{path}: model_type {model_type!r} has no native family, and `transformers` "
             f"{library.__version__} does not know it either"
         ) from None
-    raw = json.loads((path / CONFIG_FILE).read_bytes())
+    raw = json.loads((path / CONFIG_FILE).read_bytes(), object_hook=_number)
     with _mapped(path / CONFIG_FILE):
         return kind.from_dict(_without_code(raw))
+
+
+def _number(value: dict[str, Any]) -> Any:
+    """The library's own way of writing an infinity into JSON: ``{"__float__": "Infinity"}``."""
+    written = value.get("__float__")
+    return float(written) if written in ("Infinity", "-Infinity", "NaN") else value
 
 
 def _without_code(raw: dict[str, Any]) -> dict[str, Any]:
@@ -105,6 +116,7 @@ def _mapped(path: Path) -> Iterator[None]:
     except (
         ArithmeticError,
         AttributeError,
+        CONFIG_ERROR,
         ImportError,
         LookupError,
         OSError,

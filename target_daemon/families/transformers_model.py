@@ -92,7 +92,8 @@ class TransformersTarget(NativeTarget):
         self.prefill_chunk = config.prefill_chunk
         self.embedding_scale = 1.0  # measured by the probe
         text = self._model.config
-        self.logit_softcap = float(getattr(text, "final_logit_softcapping", None) or 0.0)
+        cap = getattr(text, "final_logit_softcapping", None)
+        self.logit_softcap = float(cap or getattr(text, "logits_soft_cap", None) or 0.0)
         self.logit_scale = float(getattr(text, "logit_scale", None) or 1.0)
         self.logit_scale /= float(getattr(text, "logits_scaling", None) or 1.0)
 

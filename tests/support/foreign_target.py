@@ -48,6 +48,15 @@ FAMILIES = {
     "lfm2": COMMON
     | ATTENTION
     | {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv", "conv"]},
+    "mamba2": COMMON
+    | {
+        "model_type": "mamba2",
+        "num_heads": 8,
+        "head_dim": 8,
+        "state_size": 4,
+        "n_groups": 1,
+        "time_step_limit": (0.0, float("inf")),
+    },
     "qwen3_5": COMMON
     | ATTENTION
     | {
@@ -99,6 +108,8 @@ def own_answers(folder, ids, taps, dtype=torch.float32):
         answer = model(input_ids=ids[None], use_cache=False, output_hidden_states=True)
     # Entry 0 is the embedding's, but Mamba leaves it out.
     first = 0 if model.config.model_type == "mamba" else 1
+    if not taps:
+        return answer.logits[0].float(), None
     rows = torch.cat([answer.hidden_states[tap + first][0] for tap in taps], dim=-1)
     return answer.logits[0].float(), rows
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.foreign_target import edit_config, write_foreign_target
+from support.foreign_target import edit_config, own_answers, write_foreign_target
 from support.targets import load, prompt
 from torch import nn
 
@@ -172,9 +172,21 @@ def test_a_config_that_the_library_refuses_is_a_checkpoint_error(neox):
     edit_config(neox, num_attention_heads="four", head_dim=8)
     with pytest.raises(CheckpointError, match="num_attention_heads"):
         load(neox)
-    edit_config(neox, num_attention_heads=4, hidden_act="nonsense")
+    edit_config(neox, num_attention_heads=4, layer_norm_eps="tiny")
+    with pytest.raises(CheckpointError, match=r"cannot load it.*layer_norm_eps"):
+        load(neox)
+    edit_config(neox, layer_norm_eps=1e-5, hidden_act="nonsense")
     with pytest.raises(CheckpointError, match="cannot load it"):
         load(neox)
+
+
+def test_an_infinity_is_read_as_the_library_writes_it(tmp_path):
+    folder = write_foreign_target(tmp_path, "mamba2")
+    assert "__float__" in (folder / "config.json").read_text()
+    target, ids = load(folder), prompt(30)
+    logits, _ = own_answers(folder, ids, ())
+    ours = target.verify_batch(0, ids, 0, "all")
+    torch.testing.assert_close(ours, logits, atol=1e-3, rtol=0)
 
 
 def test_a_type_without_a_causal_model_is_refused(neox):
