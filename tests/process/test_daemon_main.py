@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support import problem_daemon, problem_supervisor
+from support import counting_daemon, problem_supervisor
 from support.children import events_until
 from support.waiting import until
 
@@ -29,7 +29,7 @@ def daemon(problem, *, arguments=None, **config):
         path = run.path / "target.json"
         settings = {"model": problem, "run_dir": str(run.path), "life": 1, **config}
         write_config(TargetConfig(**settings), path)
-        command = (sys.executable, "-I", problem_daemon.__file__, *(arguments or [str(path)]))
+        command = (sys.executable, "-I", counting_daemon.__file__, *(arguments or [str(path)]))
         with Child(command, deadlines=Deadlines(terminate=5.0)) as child:
             yield child
 
@@ -218,7 +218,7 @@ def test_a_real_daemon_counts_in_the_coverage_also_when_started_isolated(tmp_pat
     with RunDirectory() as run:
         path = run.path / "target.json"
         write_config(TargetConfig(model="serve", run_dir=str(run.path), life=1), path)
-        command = (sys.executable, "-I", problem_daemon.__file__, str(path))
+        command = (sys.executable, "-I", counting_daemon.__file__, str(path))
         child = Child(command, deadlines=Deadlines(terminate=20.0), environment=environment)
         with child:
             events_until(child, Ready)

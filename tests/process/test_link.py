@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 import zmq
-from support import problem_daemon
+from support import counting_daemon
 from support.children import events_until
 from support.waiting import until
 
@@ -387,7 +387,7 @@ def daemon(problem):
     with RunDirectory() as run:
         config = run.path / "target.json"
         write_config(TargetConfig(model=problem, run_dir=str(run.path), life=LIFE), config)
-        command = (sys.executable, "-I", problem_daemon.__file__, str(config))
+        command = (sys.executable, "-I", counting_daemon.__file__, str(config))
         with Child(command, deadlines=Deadlines(terminate=5.0)) as child, Poller() as poller:
             address = f"ipc://{run.path}/target.sock"
             yield child, poller, poller.connect(address, TARGET_REPLIES)

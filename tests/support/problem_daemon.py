@@ -1,139 +1,92 @@
-"""A real daemon around an engine that only counts; it misbehaves as its config says.
+"""Our own daemons with a fault inside one handler: ``problem_daemon.py PAIR ROLE CONFIG``.
 
-The config's `model` (or `draft`, in a file named draft.json) holds the problem's name:
-``serve``, ``load_error``, ``load_defect``, ``load_slowly``, ``hang`` (a call that never ends) or
-``print``.
+`PAIR` is ``real`` for the daemons that ship, and ``model`` for those of `support.model_daemon`,
+which hold no torch. The fault comes from the file that $DFLASH_TRIAL names, one line
+``role fault verb n moment``: at the n-th message of that verb since the file was written,
+``before`` or ``after`` the work (after the commit, before the reply). A fault strikes once: its
+file is gone then. Faults: ``kill``, ``stop`` (SIGSTOP), ``exit``, ``hang``, ``garbage``.
 """
 
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from protocol.boundary import each
-from protocol.config import DraftConfig
+sys.path.insert(0, str(Path(__file__).parent.parent))  # isolated: nothing else adds it
+
+from protocol import server
 from protocol.daemon_main import run_draft, run_target
-from protocol.errors import CheckpointError, UnknownSequence
-from protocol.messages import (
-    WIRE_VERSION,
-    Close,
-    Closed,
-    ClosedItem,
-    Failed,
-    Hello,
-    HostFacts,
-    Open,
-    Opened,
-    OpenedItem,
-    TargetHello,
-)
+
+TRIAL = "DFLASH_TRIAL"
 
 
-class Counting:
-    """Opens and closes sequences, and holds no state but their numbers."""
+class Problem:
+    """The daemon, and the fault that waits for it."""
 
-    def __init__(self, problem: str) -> None:
-        self._problem = problem
-        self._open: set[int] = set()
+    def __init__(self, role, daemon):
+        self._role, self._daemon = role, daemon
+        self._trial = Path(os.environ[TRIAL])
+        self._seen = ("", 0)
+
+    def extra(self):
+        return self._daemon.extra()
 
     def handle(self, message):
-        lives = {"target_life": message.target_life, "draft_life": message.draft_life}
-        match message:
-            case Hello():
-                return hello(message, **lives)
-            case Open():
-                if self._problem == "hang":
-                    block_for_ever()
-                return Opened(results=each(message.items, self._opened), **lives)
-            case Close():
-                return Closed(results=each(message.items, self._closed), **lives)
-            case _:
-                return Failed(code="usage", detail="this daemon only counts", **lives)
+        moment = self._strikes(type(message).__name__.lower())
+        if moment == "before":
+            self._fail()
+        reply = self._daemon.handle(message)
+        if moment == "after":
+            self._fail()
+        return reply
 
-    def extra(self) -> Mapping[int, Callable[[], None]]:
-        return {}
+    def _strikes(self, verb):
+        try:
+            line = self._trial.read_text()
+        except FileNotFoundError:
+            return ""
+        role, self._fault, wanted, number, moment = line.split()
+        if (role, wanted) != (self._role, verb):
+            return ""
+        count = self._seen[1] + 1 if self._seen[0] == line else 1
+        self._seen = (line, count)
+        return moment if count >= int(number) else ""
 
-    def _opened(self, item):
-        self._open.add(item.sequence)
-        return OpenedItem(sequence=item.sequence, slot=len(self._open) - 1)
-
-    def _closed(self, item):
-        if item.sequence == 666:
-            raise ZeroDivisionError("secret")
-        if item.sequence not in self._open:
-            raise UnknownSequence(f"sequence {item.sequence} is not open")
-        self._open.remove(item.sequence)
-        return ClosedItem(sequence=item.sequence, committed=0)
-
-
-def block_for_ever():
-    """As a kernel that does not return: signals are noted, and the call goes on."""
-    while True:
-        time.sleep(60)
-
-
-def hello(message, **lives):
-    host = HostFacts(
-        pid=os.getpid(),
-        boot_id="",
-        pid_namespace="",
-        ipc_namespace="",
-        device="cpu",
-        threads=1,
-        versions={},
-    )
-    return TargetHello(
-        wire_version=WIRE_VERSION,
-        nonce=message.nonce,
-        host=host,
-        model_type="none",
-        dtype="float32",
-        hidden_size=1,
-        num_layers=1,
-        vocab_size=1,
-        padded_vocab_size=1,
-        max_positions=1,
-        taps=(),
-        mask_token_id=-1,
-        eos_token_ids=(),
-        embedding_scale=1.0,
-        logit_scale=1.0,
-        logit_softcap=0.0,
-        tied_embeddings=True,
-        rope_theta=1.0,
-        slots=1,
-        ring_capacity=1,
-        ring_window=1,
-        prefill_chunk=1,
-        max_width=1,
-        exact="no",
-        exact_detail="",
-        rollback="fast",
-        load_seconds=0.0,
-        weight_bytes=0,
-        **lives,
-    )
+    def _fail(self):
+        self._trial.unlink()
+        if self._fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self._fault == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif self._fault == "exit":
+            os._exit(3)
+        elif self._fault == "garbage":
+            server.encode = lambda _: b"\xc1 no message"
+        while self._fault == "hang":
+            time.sleep(60)
 
 
-@contextmanager
-def build(config, progress):
-    problem = config.draft if isinstance(config, DraftConfig) else config.model
-    if problem == "print":
-        print("a library says hello", flush=True)
-    if problem == "load_error":
-        raise CheckpointError("no tensor `x`")
-    if problem == "load_defect":
-        raise ZeroDivisionError("secret")
-    steps = 100_000 if problem == "load_slowly" else 2
-    for step in range(steps):
-        progress(step + 1, steps)
-        if steps > 2:
-            time.sleep(0.01)
-    yield Counting(problem)
+def build_for(pair, role):
+    if pair == "model":
+        from support.model_daemon import build_for as model_build
+
+        build = model_build(role)
+    elif role == "draft":
+        from draft_daemon.daemon import load_daemon as build
+    else:
+        from target_daemon.daemon import load_daemon as build
+
+    @contextmanager
+    def wrapped(config, progress):
+        with build(config, progress) as daemon:
+            yield Problem(role, daemon)
+
+    return wrapped
 
 
 if __name__ == "__main__":
-    run = run_draft if Path(sys.argv[-1]).name == "draft.json" else run_target
-    sys.exit(run(sys.argv[1:], build))
+    pair, role, *arguments = sys.argv[1:]
+    run = run_draft if role == "draft" else run_target
+    sys.exit(run(arguments, build_for(pair, role)))

@@ -10,7 +10,7 @@ from protocol.config import Deadlines, DraftConfig, TargetConfig, write_config
 from protocol.run_directory import RunDirectory
 from protocol.status import Ready
 
-DAEMON = str(Path(__file__).parent / "problem_daemon.py")
+DAEMON = str(Path(__file__).parent / "counting_daemon.py")
 
 
 def main(target_problem, draft_problem):
