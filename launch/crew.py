@@ -17,7 +17,7 @@ from launch.events import Role
 from launch.heartbeat import Heartbeats
 from launch.introductions import Introductions
 from launch.owner import Owner
-from launch.peer import AnyReply, Listed, ListedReply, Peer, Sent
+from launch.peer import AnyReply, Listed, ListedReply, Peer
 from launch.plan import DaemonStatus, Loading, Plan, Stage
 from launch.process import Event, Exited
 from launch.restart import Backoff
@@ -28,6 +28,7 @@ from protocol.errors import DaemonDied, DaemonError, DeadlineExceeded, ProtocolE
 from protocol.messages import DraftHello, Failed, Hello, LinkMessage, TargetHello
 from protocol.placement import Placement
 
+ABSENT: Final = DaemonStatus(stage="absent", reason="", life=0, pid=None)
 NO_DRAFT: Final = "no draft was asked for"
 
 
@@ -141,8 +142,7 @@ class Crew:
 
     def status(self, role: Role) -> DaemonStatus:
         peer = self._peers.get(role)
-        absent = DaemonStatus(stage="absent", reason="", life=0, pid=None)
-        return absent if peer is None else peer.status()
+        return ABSENT if peer is None else peer.status()
 
     def send(
         self, role: Role, message: LinkMessage, seconds: float, *, soft: float | None = None
@@ -208,7 +208,7 @@ class Crew:
         sent = peer.take(reply)
         if sent is None:
             return
-        self._forget_timers(sent)
+        sent.cancel(self._timers)
         asked = sent.message
         if isinstance(asked, Listed) and isinstance(reply, Failed | ListedReply):
             self._owner.on_answer(peer.role, asked, reply, time.monotonic() - sent.when)
@@ -217,10 +217,6 @@ class Crew:
             self._introductions.meet(peer, asked, reply)
         except DaemonError as error:
             self._lose(peer, error, kill=True)
-
-    def _forget_timers(self, sent: Sent) -> None:
-        self._timers.cancel(sent.timer)
-        self._timers.cancel(sent.soft)
 
     def _up(self, peer: Peer) -> None:
         self._backoffs[peer.role].up(time.monotonic())
@@ -257,7 +253,7 @@ class Crew:
         self._timers.cancel(peer.load_timer)
         sent = peer.forget_sent()
         for one in sent:
-            self._forget_timers(one)
+            one.cancel(self._timers)
         peer.link.close()
         self._children.end(peer, kill=kill)
         now = time.monotonic()
@@ -295,12 +291,6 @@ class Crew:
             peer.close()
 
     def _tell(self, peer: Peer, done: int = 0, total: int = 0) -> None:
-        self._owner.on_loading(
-            Loading(
-                role=peer.role,
-                stage=peer.stage,
-                done=done,
-                total=total,
-                detail=str(peer.error or ""),
-            )
-        )
+        detail = str(peer.error or "")
+        step = Loading(role=peer.role, stage=peer.stage, done=done, total=total, detail=detail)
+        self._owner.on_loading(step)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from launch.deadlines_heap import Timer
+from launch.deadlines_heap import DeadlineHeap, Timer
 from launch.events import Role
 from launch.plan import DaemonStatus, Stage
 from launch.process import Child, Event
@@ -68,6 +68,11 @@ class Sent:
     timer: Timer
     soft: Timer
     when: float  # on time.monotonic()'s clock
+
+    def cancel(self, timers: DeadlineHeap) -> None:
+        """No answer is waited for any more."""
+        timers.cancel(self.timer)
+        timers.cancel(self.soft)
 
 
 class Peer:

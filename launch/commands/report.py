@@ -50,6 +50,16 @@ class SpeculativeDecoding(msgspec.Struct, frozen=True, kw_only=True):
     num_accepted_tokens_per_pos: tuple[int, ...]
 
 
+class Faults(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong during the request, and was made good."""
+
+    num_draft_restarts: int
+    num_target_restarts: int
+    num_replay_mismatches: int  # emitted tokens that a new target would have chosen otherwise
+    num_late_proposals: int
+    num_stale_replies: int
+
+
 class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     """One of the likeliest tokens at a position."""
 
@@ -80,6 +90,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     timings: Timings
     speculative_decoding: SpeculativeDecoding
+    faults: Faults
     logprobs: tuple[TokenLogprob, ...] | None  # one per token; null unless asked for
 
 
@@ -131,6 +142,7 @@ def build(
             acceptance_histogram=s.acceptance_histogram,
             num_accepted_tokens_per_pos=s.num_accepted_tokens_per_pos,
         ),
+        faults=Faults(**{name: getattr(s, name) for name in Faults.__struct_fields__}),
         logprobs=None if sampling.logprobs < 0 else _by_token(token_ids, logprobs),
     )
 
@@ -165,6 +177,9 @@ def summary(report: Report) -> str:
         rate = spec.draft_acceptance_rate
         accepted = "" if rate is None else f", {rate:.0%} of drafts accepted"
         parts.append(f"{spec.mean_acceptance_length:.2f} tokens/round{accepted}")
+    faults = report.faults
+    restarts = (("target", faults.num_target_restarts), ("draft", faults.num_draft_restarts))
+    parts += [f"{role} restarted {times}x" for role, times in restarts if times]
     if report.temperature > 0:
         parts.append(f"seed {report.seed}")
     if report.transport:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from launch import cli, exit_codes
-from launch.commands.report import Report, SpeculativeDecoding, Timings, Usage
+from launch.commands.report import Faults, Report, SpeculativeDecoding, Timings, Usage
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -84,7 +84,7 @@ def test_the_table_of_exit_codes_is_the_codes_own():
 
 def test_the_keys_of_the_json_object_are_the_ones_listed():
     listed = re.findall(r"\w+", re.search(r"```text\n(.*?)```", README, re.DOTALL)[1])
-    for kind in (Report, Usage, Timings, SpeculativeDecoding):
+    for kind in (Report, Usage, Timings, SpeculativeDecoding, Faults):
         fields = [field.name for field in msgspec.structs.fields(kind)]
         positions = [listed.index(name) for name in fields]
         assert positions == sorted(positions), kind.__name__
@@ -166,6 +166,14 @@ def test_a_file_that_the_architecture_names_exists(name):
 @pytest.mark.parametrize(("name", "function"), _named_functions(), ids=str)
 def test_a_function_that_the_architecture_names_exists(name, function):
     assert function in _definitions(ROOT / name)
+
+
+def test_every_test_that_the_operations_name_exists():
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_[a-z_]+)`", text))
+    assert len(named) >= 12
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    assert [name for name in named if not any(f"def {name}(" in each for each in sources)] == []
 
 
 def test_the_proof_says_when_it_is_older_than_the_code():

@@ -121,3 +121,18 @@ def test_guesses_count_as_proposals_of_a_round_and_not_as_the_drafts():
     assert report.speculative_decoding.mean_acceptance_length == pytest.approx((3 + 4) / 3)
     assert report.speculative_decoding.draft_acceptance_rate is None
     assert "2.33 tokens/round |" in summary(report)
+
+
+def test_what_went_wrong_is_in_the_report_and_restarts_are_in_the_line():
+    report = _report(
+        num_draft_restarts=2, num_target_restarts=1, num_late_proposals=3, num_stale_replies=4
+    )
+    assert msgspec.to_builtins(report.faults) == {
+        "num_draft_restarts": 2,
+        "num_target_restarts": 1,
+        "num_replay_mismatches": 0,
+        "num_late_proposals": 3,
+        "num_stale_replies": 4,
+    }
+    assert "target restarted 1x | draft restarted 2x" in summary(report)
+    assert "restarted" not in summary(_report())
