@@ -375,6 +375,32 @@ def test_a_daemon_that_hangs_with_nothing_to_do_is_found_out_and_started_again(s
 
 
 @pytest.mark.fault
+def test_a_draft_that_is_late_holds_up_no_request_and_is_not_started_again(start):
+    with start(soft_seed=0.05, hard_least=9.0) as supervisor:
+        supervisor.wait_ready()
+        clients = [Client(supervisor, n).submit(PROMPT[n:], 400) for n in (0, 1)]
+        supervisor.run_until(lambda: all(len(client.pieces) > 3 for client in clients))
+        pid = supervisor.describe().draft.pid
+        os.kill(pid, signal.SIGSTOP)
+        before = [len(client.pieces) for client in clients]
+        supervisor.run_until(
+            lambda: all(
+                client.done or len(client.pieces) > number + 8
+                for client, number in zip(clients, before, strict=True)
+            )
+        )
+        os.kill(pid, signal.SIGCONT)
+        for client in clients:
+            client.finish()
+        status = supervisor.describe()
+    for client in clients:
+        assert client.tokens == text(PROMPT[client.number :], 400)
+    assert (status.draft.pid, status.num_draft_restarts, status.mode) == (pid, 0, "speculative")
+    figures = [client.finished.statistics for client in clients]
+    assert sum(each.num_late_proposals for each in figures) > 0
+
+
+@pytest.mark.fault
 def test_a_draft_that_keeps_failing_is_left_off_with_a_reason(start):
     with start("draft:die:propose:1:always", "draft:die:pair:1:always") as supervisor:
         supervisor.wait_ready()

@@ -116,3 +116,44 @@ def test_everything_asked_is_granted_once_and_at_most_one_message_is_out(asked, 
             turns.done(batch.role)
     kinds = [type(MAKERS[kind](0)) for kind in range(4)]
     assert sorted((kinds.index(kind), number) for kind, number in granted) == sorted(asked)
+
+
+def test_the_other_daemon_goes_on_beside_one_that_is_late():
+    turns = Turns()
+    turns.ask("draft", propose(1))
+    turns.ask("target", verify(2))
+    assert [batch.role for batch in turns.grant()] == ["draft"]
+    turns.ask("draft", propose(3))
+    assert not turns.is_overdue("draft")
+    assert [item.sequence for item in turns.overdue("draft")] == [3]
+    assert turns.is_overdue("draft")
+    assert [batch.role for batch in turns.grant()] == ["target"]
+    turns.ask("draft", propose(4))
+    turns.done("target")
+    assert turns.grant() == []  # the late one is still at work
+    turns.done("draft")
+    assert not turns.is_overdue("draft")
+    assert [batch.role for batch in turns.grant()] == ["draft"]
+
+
+def test_a_sequence_that_must_be_alone_shares_no_message():
+    turns = Turns()
+    turns.alone.add(2)
+    for number in (1, 2, 3):
+        turns.ask("target", verify(number))
+    batches = []
+    while found := turns.grant():
+        batches += [tuple(item.sequence for item in batch.items) for batch in found]
+        turns.done("target")
+    assert batches == [(1, 3), (2,)]
+
+
+def test_what_waits_for_a_daemon_can_be_forgotten_without_ending_its_turn():
+    turns = Turns()
+    turns.ask("draft", propose(1))
+    turns.grant()
+    turns.ask("draft", propose(2))
+    turns.drop_all("draft")
+    assert turns.grant() == []
+    turns.done("draft")
+    assert turns.grant() == []
