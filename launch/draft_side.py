@@ -108,8 +108,9 @@ class DraftSide:
             return
         self._asked.forget("draft")
         self._tally.num_draft_restarts += facts.life > self.life > 0
+        joined = "draft was lost and joined again" if self.life else "draft joined"
         self.facts, self.life, self.stage, self._ingested = facts, facts.life, "available", 0
-        self.reason = f"draft joined after {emitted} tokens" if emitted else ""
+        self.reason = f"{joined} after {emitted} tokens" if emitted else ""
 
     def part(self, reason: str) -> None:
         """The target that it is paired with is gone, and the round in progress."""

@@ -30,4 +30,6 @@ def _folder(name: str) -> Path:
     if not folder.is_dir():
         installed = ", ".join(SHIPPED.values())
         raise ModelNotFound(f"no draft {name!r}: no such folder; installed: {installed}")
+    if not (folder / "config.json").is_file():
+        raise ModelNotFound(f"{name} holds no config.json: not a draft folder")
     return folder.resolve()

@@ -20,7 +20,7 @@ MEANING: Final[dict[int, str]] = {
     USAGE: "an argument or the prompt is unusable: empty, too long, out of range, unreadable",
     UNAVAILABLE: "a registry, server or file that is needed cannot be reached now",
     SOFTWARE: "a defect, or a daemon that died",
-    TEMPORARY: "try again later: not enough memory, not ready, too busy, too slow",
+    TEMPORARY: "try again later: not enough memory, a full disk, not ready, too busy, too slow",
     PERMISSION: "a file, socket or peer belongs to somebody else",
     CONFIG: "the model, the draft or the settings cannot be used as they are",
     HUNG_UP: "ended by a hang-up (128 + SIGHUP), like 130",

@@ -22,8 +22,10 @@ def doctor_command(*, as_json: bool, quick: bool) -> int:
     if as_json:
         click.echo(json.dumps(facts, indent=2))
     else:
-        for name, value in _lines(facts):
-            click.echo(f"{name:<14} {value}")
+        lines = _lines(facts)
+        widest = max(len(name) for name, _ in lines)
+        for name, value in lines:
+            click.echo(f"{name:<{widest}} {value}")
         for problem in facts["problems"]:
             click.echo(f"problem: {problem}")
     return exit_codes.CONFIG if facts["problems"] else exit_codes.OK
@@ -51,11 +53,22 @@ def _lines(facts: Facts) -> list[tuple[str, str]]:
         ("run folders", facts["runtime"]["folder"] or facts["runtime"]["error"]),
     ]
     lines += [
-        (f"target {name}"[:14], json.dumps(value) if isinstance(value, dict | list) else str(value))
+        (f"target {name.replace('_', ' ')}", _plain(value))
         for name, value in facts.get("target_daemon", {}).items()
         if name != "error"
     ]
     return lines
+
+
+def _plain(value: object) -> str:
+    """A fact in words: no brackets, and a dash where there is nothing."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(found)}" for name, found in value.items()) or "-"
+    if isinstance(value, list):
+        return ", ".join(_plain(found) for found in value) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else str(value)
 
 
 def _import_names(facts: Facts) -> str:

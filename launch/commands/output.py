@@ -30,8 +30,15 @@ class TextOutput:
     def write(self, text: str) -> None:
         """Write `text` at once; BrokenPipeError when the reader went away."""
         if self._shown and text:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            try:
+                sys.stdout.write(text)
+                sys.stdout.flush()
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                # The error itself does not say which of our files is meant.
+                error.filename = "standard output"
+                raise
             self._ends_line = text.endswith("\n")
 
     def finish(self) -> None:

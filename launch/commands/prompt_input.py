@@ -13,7 +13,8 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     """Return the prompt, which has at least one visible character, or raise UsageError.
 
     Exactly one source counts: `argument` (``-`` means standard input), `file`, or standard input
-    when neither is given and it is not a terminal.
+    when neither is given and it is not a terminal. The newline that ends a file or a pipe is no
+    part of the prompt, so that all three ways of giving a text give the same one.
     """
     if argument is not None and file is not None:
         raise UsageError("give the prompt as an argument or with --prompt-file, not both")
@@ -42,7 +43,7 @@ def _decode(data: bytes, source: str) -> str:
     if len(data) > MAX_BYTES:
         raise UsageError(f"the prompt from {source} is larger than {MAX_BYTES >> 20} MiB")
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"the prompt from {source} is not UTF-8 text: byte {error.start} is "

@@ -185,10 +185,17 @@ def test_a_closed_standard_output_ends_quietly_with_141(word):
 # --- the prompt --------------------------------------------------------------------------------
 
 
-def test_a_prompt_file_is_read_as_it_is(tmp_path):
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_the_newline_that_ends_a_file_is_no_part_of_the_prompt(tmp_path, end):
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(f"one\n\ntwo{end}".encode())
+    assert read_prompt(None, file) == "one\n\ntwo"
+
+
+def test_a_prompt_file_is_otherwise_read_as_it_is(tmp_path):
     file = tmp_path / "p.txt"
     file.write_text("  one\n\ttwo 🦜\n", encoding="utf-8")
-    assert read_prompt(None, file) == "  one\n\ttwo 🦜\n"
+    assert read_prompt(None, file) == "  one\n\ttwo 🦜"
 
 
 def test_a_prompt_that_is_not_utf8_says_where(tmp_path):

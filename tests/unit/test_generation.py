@@ -177,6 +177,9 @@ def test_none_is_none_for_every_model():
 def test_a_draft_that_is_no_folder_is_refused_with_the_installed_ones(tmp_path):
     with pytest.raises(ModelNotFound, match="smollm2-135m-dflash"):
         drafts.resolve_draft(str(tmp_path / "x"), _model())
+    with pytest.raises(ModelNotFound, match="not a draft folder"):
+        drafts.resolve_draft(str(tmp_path), _model())
+    (tmp_path / "config.json").touch()
     assert drafts.resolve_draft(str(tmp_path), _model()) == tmp_path.resolve()
 
 

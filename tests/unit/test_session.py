@@ -157,6 +157,16 @@ def test_a_draft_that_comes_up_in_the_middle_joins():
     assert made.session.mode == ("speculative", f"draft joined after {emitted} tokens")
 
 
+def test_a_draft_that_comes_back_says_that_it_was_lost():
+    made = answered(6, max_tokens=40)
+    made.kill_draft()
+    emitted = len(made.tokens)
+    made.start_draft()
+    made.drain()
+    reason = f"draft was lost and joined again after {emitted} tokens"
+    assert made.session.mode == ("speculative", reason)
+
+
 def test_a_draft_that_joins_behind_many_rows_takes_them_in_first():
     made = answered(14, draft=False, prompt=[1 + i % 50 for i in range(40)], chunk=8)
     made.start_draft()
