@@ -68,6 +68,7 @@ def dflashd() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status; see `launch.exit_codes`."""
+    _open_standard_streams()
     try:
         # Not `dflashd.main`: that one takes a closed standard output for itself, with status 1.
         words = list(sys.argv[1:] if arguments is None else arguments)
@@ -94,6 +95,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = exit_codes.TEMPORARY if error.errno == errno.ENOSPC else exit_codes.SOFTWARE
         return _say(_os_sentence(error), code)
     return status if isinstance(status, int) else exit_codes.OK
+
+
+def _open_standard_streams() -> None:
+    """Give a caller that closed a standard stream the null device in its place.
+
+    Python leaves None for it, and the next file that is opened would get its number.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is not None:
+            continue
+        null = os.open(os.devnull, os.O_RDWR)
+        if null != number:
+            os.dup2(null, number)
+            os.close(null)
+        setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
 
 
 def _flushed(code: int) -> int:

@@ -108,7 +108,10 @@ class DraftSide:
             return
         self._asked.forget("draft")
         self._tally.num_draft_restarts += facts.life > self.life > 0
-        joined = "draft was lost and joined again" if self.life else "draft joined"
+        joined = "draft joined"
+        if self.life:
+            lost = "draft was lost and" if facts.life > self.life else "target was lost; draft"
+            joined = f"{lost} joined again"
         self.facts, self.life, self.stage, self._ingested = facts, facts.life, "available", 0
         self.reason = f"{joined} after {emitted} tokens" if emitted else ""
 

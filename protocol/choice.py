@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from protocol import noise
+from protocol.errors import NotFinite
 from protocol.messages import Sampling
 from protocol.noise import Ids
 
@@ -41,21 +42,24 @@ def choose(logits: Tensor, position: int, sampling: Sampling, history: Tensor) -
     `logits` [n, vocab] float32: row ``i`` decides the token at ``position + i``. `history` [m]
     int64 holds all tokens before `position`, and a row's history goes on with the choices of the
     rows before it: where a draft agrees with them, that is the block itself. Returns ids [n],
-    int64; ties go to the lowest id.
+    int64; ties go to the lowest id. Raises NotFinite for a row that holds NaN or plus infinity.
     """
     if not _adjusts(sampling):
         if sampling.temperature < COLDEST:
-            return best_ids(logits)
+            chosen = best_ids(logits)
+            best = logits.gather(-1, chosen[:, None]).flatten()
+            _check_finite(best.detach().to("cpu", torch.float32).numpy(), position)
+            return chosen
         rows = logits.detach().to("cpu", torch.float32).numpy()
         return torch.from_numpy(_sample(rows, position, sampling)).to(logits.device)
     rows = logits.detach().to("cpu", torch.float32, copy=True).numpy()
     if _penalises(sampling):
-        chosen = _one_by_one(rows, position, sampling, history)
+        ids = _one_by_one(rows, position, sampling, history)
     else:
         for index, row in enumerate(rows):
             _bias(row, position + index, sampling)
-        chosen = _sample(rows, position, sampling)
-    return torch.from_numpy(chosen).to(logits.device)
+        ids = _sample(rows, position, sampling)
+    return torch.from_numpy(ids).to(logits.device)
 
 
 def best_ids(logits: Tensor) -> Tensor:
@@ -67,6 +71,16 @@ def best_ids(logits: Tensor) -> Tensor:
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
         return torch.from_numpy(logits.detach().numpy().argmax(axis=-1))
     return torch.argmax(logits, dim=-1)
+
+
+def _check_finite(best: Row, position: int) -> None:
+    """`best` [n] holds each row's largest logit; argmax finds a NaN before any number."""
+    bad = np.flatnonzero(np.isnan(best) | np.isposinf(best))
+    if bad.size:
+        raise NotFinite(
+            f"the target's logits at position {position + bad[0]} are {best[bad[0]]}: its weights "
+            "hold values that are not finite, or its forward overflows"
+        )
 
 
 def _adjusts(sampling: Sampling) -> bool:
@@ -132,6 +146,7 @@ def _sample(rows: Rows, position: int, sampling: Sampling) -> Ids:
     Candidates reach the noise in ascending order of ids, so that argmax gives ties to the lowest.
     """
     chosen: Ids = rows.argmax(axis=1)
+    _check_finite(rows[np.arange(len(rows)), chosen], position)
     if sampling.temperature < COLDEST:
         return chosen
     for index, row in enumerate(rows):

@@ -166,6 +166,12 @@ class OutOfMemory(DaemonError):
     retryable = True
 
 
+class NotFinite(DaemonError):
+    """The target's logits hold NaN or infinity, so that no token follows: at which position."""
+
+    code = "not_finite"
+
+
 class InternalError(DaemonError):
     """A defect of this program; the daemon's log has the details."""
 

@@ -10,7 +10,7 @@ import msgspec
 
 from launch import exit_codes
 from launch.admission import check_prompt
-from launch.commands.output import ProgressLine, TextOutput, TraceFile
+from launch.commands.output import ProgressLine, TextOutput, TraceFile, named
 from launch.commands.prompt_input import read_prompt
 from launch.commands.report import build, summary
 from launch.commands.sampling import SamplingOptions
@@ -225,7 +225,9 @@ def _conclude(
             logprobs=tuple(receiver.logprobs),
         )
         if options.as_json:
-            sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+            with named("standard output"):
+                sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+                sys.stdout.flush()
         wanted = line.on_terminal if options.stats is None else options.stats
         if wanted and not options.quiet:
             line.print(summary(report))

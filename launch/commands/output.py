@@ -5,6 +5,8 @@ to standard error, and only when that is a terminal, so that logs and pipes stay
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -20,6 +22,16 @@ from protocol.messages import Piece
 SPINNER: Final = "dots"
 
 
+@contextmanager
+def named(file: str) -> Iterator[None]:
+    """Put the name of `file` into a failed write's error, which does not say what was written."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or file
+        raise
+
+
 class TextOutput:
     """Standard output, written as blocks are accepted; closed silently for ``--json``."""
 
@@ -30,15 +42,9 @@ class TextOutput:
     def write(self, text: str) -> None:
         """Write `text` at once; BrokenPipeError when the reader went away."""
         if self._shown and text:
-            try:
+            with named("standard output"):
                 sys.stdout.write(text)
                 sys.stdout.flush()
-            except BrokenPipeError:
-                raise
-            except OSError as error:
-                # The error itself does not say which of our files is meant.
-                error.filename = "standard output"
-                raise
             self._ends_line = text.endswith("\n")
 
     def finish(self) -> None:
@@ -140,7 +146,8 @@ class TraceFile:
             ingest_seconds=piece.ingest_seconds,
             verify_seconds=piece.verify_seconds,
         )
-        self._file.write(msgspec.json.encode(line) + b"\n")
+        with named(str(self._path)):
+            self._file.write(msgspec.json.encode(line) + b"\n")
         self._round += 1
 
     def __enter__(self) -> Self:

@@ -9,6 +9,7 @@ changes nothing is listed in ``ignored``.
 from collections.abc import Mapping
 from typing import Any, Final
 
+from protocol.checkpoints import rope_keys
 from protocol.checkpoints.draft_facts import DraftCheckpointConfig, LayerRule
 from protocol.checkpoints.draft_variants import REFUSED, refuse_variants
 from protocol.checkpoints.keys import Keys
@@ -22,17 +23,6 @@ MAX_BLOCK: Final = 1024
 MAX_POSITIONS: Final = 1 << 31
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
-ROPE_FACTORS: Final[Mapping[str, tuple[str, ...]]] = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ),
-}
-
 READ: Final = frozenset(
     """
     architectures hidden_size intermediate_size num_hidden_layers num_attention_heads
@@ -164,15 +154,9 @@ def _rope(keys: Keys, where: str) -> tuple[float, Mapping[str, Any]]:
         raise CheckpointError(
             f"{where}: rope_theta is {outer_theta}, but rope_parameters say {inner_theta}"
         )
-    kind = inner.optional_text("rope_type") or inner.optional_text("type") or "default"
-    if kind not in ROPE_FACTORS:
-        raise UnsupportedModel(f"{where}: RoPE scaling {kind!r}; known: {', '.join(ROPE_FACTORS)}")
     if scaling.get("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedModel(f"{where}: `partial_rotary_factor` is not supported yet")
-    return theta, {
-        **({} if kind == "default" else {"rope_type": kind}),
-        **{factor: inner.number(factor) for factor in ROPE_FACTORS[kind]},
-    }
+    return theta, rope_keys.scaling(inner, where)
 
 
 def _layer_types(keys: Keys, num_layers: int, where: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from protocol.checkpoints import gguf
+from protocol.checkpoints import gguf, rope_keys
 from protocol.checkpoints.keys import Keys
 from protocol.errors import CheckpointError, UnsupportedModel
 
@@ -252,17 +252,14 @@ def _rope(keys: Keys, where: str) -> tuple[float | None, dict[str, Any]]:
     scaling = {**old, **new}
     inner = Keys(scaling, f"{where}: rope_parameters")
     theta = inner.optional_number("rope_theta")
-    scaling.pop("rope_theta", None)
     if scaling.get("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedModel(f"{where}: `partial_rotary_factor` is not supported")
-    scaling.pop("partial_rotary_factor", None)
     outer = keys.optional_number("rope_theta")
     if theta is not None and outer is not None and theta != outer:
         raise CheckpointError(
             f"{where}: rope_theta is {outer}, but rope_parameters say {theta}; which one?"
         )
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    return (theta if theta is not None else outer), ({} if kind == "default" else scaling)
+    return (theta if theta is not None else outer), rope_keys.scaling(inner, where)
 
 
 def _layer_types(keys: Keys, layers: int, where: str) -> tuple[str, ...]:

@@ -369,4 +369,4 @@ def test_a_draft_that_cannot_be_loaded_leaves_the_target_to_generate_alone(broke
 def test_a_trace_that_cannot_be_written_to_its_end_is_said_and_leaves_nothing(pair):
     outcome = _run(*pair.alone("--trace", "/dev/full", PROMPT))
     assert outcome.code == exit_codes.TEMPORARY
-    assert "No space left" in outcome.err
+    assert "/dev/full: No space left" in outcome.err

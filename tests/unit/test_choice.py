@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.choice import best_ids, choose
+from protocol.errors import NotFinite
 from protocol.messages import Sampling
 
 HISTORY = torch.tensor([1, 2, 3])
@@ -20,6 +21,17 @@ def test_each_row_chooses_its_largest_logit():
 def test_ties_go_to_the_lowest_id(values):
     logits = torch.tensor([values], dtype=torch.float32)
     assert choose(logits, 3, Sampling(), HISTORY).tolist() == [values.index(max(values))]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=0.8), Sampling(repetition_penalty=1.2)]
+)
+def test_logits_that_are_not_finite_choose_nothing(bad, sampling):
+    logits = torch.zeros(3, 8)
+    logits[1, 5] = bad
+    with pytest.raises(NotFinite, match="position 4"):
+        choose(logits, 3, sampling, HISTORY)
 
 
 @pytest.mark.parametrize("split", [1, 2, 3])

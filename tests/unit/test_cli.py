@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shlex
 import subprocess
 import sys
 import time
@@ -240,3 +241,11 @@ def test_help_is_written_to_standard_output(option):
     outcome = dflashd(option)
     assert (outcome.code, outcome.err) == (0, "")
     assert ISOLATED[1] == "-I"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_caller_may_close_the_standard_streams(closed):
+    command = f"{shlex.join(ISOLATED)} --version {closed}"
+    done = subprocess.run(["/bin/sh", "-c", command], check=False, capture_output=True, timeout=20)
+    assert done.returncode == 0
+    assert done.stderr == b""

@@ -63,7 +63,13 @@ def test_absent_optional_keys_have_the_meaning_of_the_format():
 def test_both_spellings_of_rope_are_read(keys):
     model = parse(**keys)
     assert model.rope_theta == 5e5
-    assert model.rope_scaling == {"type": "linear", "factor": 2.0}
+    assert model.rope_scaling == {"rope_type": "linear", "factor": 2.0}
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3"])
+def test_a_scaling_without_its_factor_is_refused_by_name(kind):
+    with pytest.raises(CheckpointError, match="`factor` is missing"):
+        parse(rope_scaling={"rope_type": kind})
 
 
 def test_default_scaling_is_none():
