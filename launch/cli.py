@@ -30,6 +30,7 @@ VERBS: Final[dict[str, tuple[str, str, str]]] = {
         "doctor_command",
         "Say what this machine offers and what would be used.",
     ),
+    "config": ("launch.commands.config", "config_group", "Say what is set, and by what."),
 }
 
 
@@ -64,6 +65,13 @@ class VerbGroup(click.Group):
 @click.version_option(__version__, prog_name="dflashd", message="%(prog)s %(version)s")
 def dflashd() -> None:
     """DFlash speculative decoding as a target daemon, a draft daemon and one supervisor."""
+
+
+def commands() -> dict[str, click.Command]:
+    """Every verb's command, imported; for what concerns all of them, such as their settings."""
+    context = click.Context(dflashd)
+    found = {verb: dflashd.get_command(context, verb) for verb in VERBS}
+    return {verb: command for verb, command in found.items() if command is not None}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

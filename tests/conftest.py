@@ -1,5 +1,6 @@
 """Every test runs in places of its own, and fails if it leaves anything behind."""
 
+import os
 import shutil
 import tempfile
 import uuid
@@ -32,6 +33,7 @@ def runtime_dir(_base_temp, monkeypatch, request):
     monkeypatch.setenv(leaks.MARKER, marker)
     monkeypatch.setenv("DFLASH_RUNTIME", str(runtime))
     monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("DFLASHD_CONFIG", os.devnull)  # not what this machine's user has set
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     children = leaks.children()
     before = leaks.take()

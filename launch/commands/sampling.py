@@ -14,6 +14,7 @@ import click
 import msgspec
 from msgspec import inspect
 
+from launch.settings import Setting
 from launch.stream import MAX_STOP_CHARS, MAX_STOPS, TextStream
 from protocol.errors import UsageError
 from protocol.messages import MAX_BIASES, MAX_HINTS, MAX_LOGPROBS, Hints, Sampling
@@ -171,7 +172,9 @@ def _range(field: str) -> click.ParamType:  # type: ignore[type-arg]  # as above
 def _number(name: str, about: str) -> Decorator:
     field = name.removeprefix("--").replace("-", "_")
     default = getattr(Sampling(), field)
-    return click.option(name, type=_range(field), default=default, show_default=True, help=about)
+    return click.option(
+        name, cls=Setting, type=_range(field), default=default, show_default=True, help=about
+    )
 
 
 OPTIONS: Final[tuple[Decorator, ...]] = (
@@ -184,6 +187,7 @@ OPTIONS: Final[tuple[Decorator, ...]] = (
     _number("--frequency-penalty", "The same, for each time the output holds it."),
     click.option(
         "--logit-bias",
+        cls=Setting,
         type=_Bias(),
         multiple=True,
         callback=_check_biases,
@@ -191,11 +195,13 @@ OPTIONS: Final[tuple[Decorator, ...]] = (
     ),
     click.option(
         "--seed",
+        cls=Setting,
         type=_range("seed"),
         help="The same seed gives the same text.  [default: drawn, and reported]",
     ),
     click.option(
         "--stop",
+        cls=Setting,
         metavar="TEXT",
         multiple=True,
         callback=_check_stops,
@@ -203,14 +209,18 @@ OPTIONS: Final[tuple[Decorator, ...]] = (
     ),
     click.option(
         "--stop-token",
+        cls=Setting,
         metavar="ID",
         type=click.IntRange(0, MAX_ID),
         multiple=True,
         help="End at this token; can be repeated.",
     ),
-    click.option("--ignore-eos", is_flag=True, help="Never choose the model's end token."),
+    click.option(
+        "--ignore-eos", cls=Setting, is_flag=True, help="Never choose the model's end token."
+    ),
     click.option(
         "--min-tokens",
+        cls=Setting,
         type=click.IntRange(0, MAX_ID),
         default=0,
         show_default=True,
@@ -228,7 +238,9 @@ OPTIONS: Final[tuple[Decorator, ...]] = (
         type=click.Path(path_type=Path),
         help="What the text may be: plain text, or ids by position as JSON in FILE.json.",
     ),
-    click.option("--ngram", is_flag=True, help="Propose what followed the last tokens before."),
+    click.option(
+        "--ngram", cls=Setting, is_flag=True, help="Propose what followed the last tokens before."
+    ),
 )
 
 

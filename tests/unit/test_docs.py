@@ -28,11 +28,24 @@ def _command(verb):
 
 
 def _options(verb):
-    found = {"--help", "-h"}
-    for parameter in _command(verb).params:
+    return {"--help", "-h"} | _options_of(_command(verb))
+
+
+def _options_of(command):
+    found = set()
+    for parameter in command.params:
         if isinstance(parameter, click.Option):
             found |= {*parameter.opts, *parameter.secondary_opts}
+    for below in _below(command).values():
+        found |= _options_of(below)
     return found
+
+
+def _below(command):
+    if not isinstance(command, click.Group):
+        return {}
+    context = click.Context(command)
+    return {name: command.get_command(context, name) for name in command.list_commands(context)}
 
 
 def _section(title):
@@ -58,8 +71,12 @@ def _dflashd_calls():
 @pytest.mark.parametrize("words", list(_dflashd_calls()), ids=" ".join)
 def test_a_command_of_the_readme_is_accepted_by_the_parser(words):
     verb, *arguments = words
+    command = _command(verb)
+    while arguments and arguments[0] in _below(command):
+        verb, command = arguments[0], _below(command)[arguments[0]]
+        del arguments[0]
     # Parsed, not run: files that an example names need not be here.
-    context = _command(verb).make_context(verb, arguments, resilient_parsing=False)
+    context = command.make_context(verb, arguments, resilient_parsing=False)
     assert context.params
 
 

@@ -1,0 +1,107 @@
+"""The table of settings that several verbs share, and how a verb takes some of them.
+
+::
+
+    @click.command(name="target")
+    @settings("model", "dtype", "threads")
+    @config_option
+    def target_command(**arguments): ...
+
+gives the verb these options with their variables and their keys in a file, and ``--config``. A
+setting of one verb alone is ``click.option(..., cls=Setting)``, and nothing else is needed.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from launch.config_file import files_for, read_files
+from launch.models import DEFAULT_NAME
+from launch.settings import PREFIX, Setting
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+FILES: Final = "launch.config_file"  # in click's Context.meta: what the files say, by key
+MAX_COUNT: Final = 1 << 30
+
+_THREADS: Final = "Threads of each daemon.  [default: as many as it may use]"
+_DRAFT: Final = (
+    "A folder with a DFlash draft for this model. The default model has one; others none."
+)
+
+
+def _option(name: str, **attributes: Any) -> Decorator:
+    return click.option(name, cls=Setting, **attributes)
+
+
+def _count(name: str, default: int, about: str) -> Decorator:
+    kind = click.IntRange(1, MAX_COUNT)
+    return _option(name, type=kind, default=default, show_default=True, help=about)
+
+
+SETTINGS: Final[dict[str, Decorator]] = {
+    "model": _option(
+        "--model",
+        default=DEFAULT_NAME,
+        show_default=True,
+        help="A known name, a hub id, a folder, or a GGUF file.",
+    ),
+    "draft": _option("--draft", metavar="DRAFT|none", help=_DRAFT),
+    "draft_context": _count(
+        "--draft-context", 4096, "How many of the latest positions the draft attends to."
+    ),
+    "dtype": _option(
+        "--dtype",
+        type=click.Choice(["auto", "float32", "bfloat16"]),
+        default="auto",
+        show_default=True,
+        help="auto is bfloat16 where this processor is fast at it.",
+    ),
+    "exact": _option(
+        "--exact", is_flag=True, help="The text cannot depend on the draft, or refuse."
+    ),
+    "threads": _option("--threads", type=click.IntRange(0, 4096), default=0, help=_THREADS),
+}
+
+
+def settings(*names: str) -> Decorator:
+    """Give a command the named settings, in this order."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for name in reversed(names):
+            command = SETTINGS[name](command)
+        return command
+
+    return decorate
+
+
+def verbs() -> Mapping[str, click.Command]:
+    """Every verb of the command line, imported."""
+    from launch.cli import commands  # noqa: PLC0415 - its verbs' modules import this one
+
+    return commands()
+
+
+def _load(context: click.Context, _: click.Parameter, named: Path | None) -> None:
+    """Read the files before any other option is looked at."""
+    if context.resilient_parsing:
+        return
+    files = files_for(named, os.environ)
+    stated = read_files(files, verbs, context.command.name or "")
+    context.meta[FILES] = stated
+    context.default_map = {key: each.value for key, each in stated.items()}
+
+
+config_option: Final = click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    envvar=f"{PREFIX}CONFIG",
+    is_eager=True,
+    expose_value=False,
+    callback=_load,
+    help="Read settings from FILE alone, in place of the user's and the system's config.toml.",
+)
