@@ -31,7 +31,6 @@ PACKAGES: Final[dict[str, bool]] = {
     "torch": True,
     "numpy": True,
     "pyzmq": True,
-    "msgpack": True,
     "msgspec": True,
     "click": True,
     "rich": True,

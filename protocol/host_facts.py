@@ -10,7 +10,7 @@ from protocol.messages import HostFacts
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 NAMESPACES: Final = Path("/proc/self/ns")
-PACKAGES: Final = ("dflash-daemons", "torch", "numpy", "pyzmq", "msgpack", "msgspec")
+PACKAGES: Final = ("dflash-daemons", "torch", "numpy", "pyzmq", "msgspec")
 
 
 def gather(device: str, threads: int) -> HostFacts:

@@ -23,6 +23,7 @@ Count = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Slot = Annotated[int, Meta(ge=-1, le=4095)]
 Token = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]  # NaN is within no bounds
 Name = Annotated[str, Meta(max_length=512)]
 Text = Annotated[str, Meta(max_length=16384)]
 TokenBytes = Annotated[bytes, Meta(max_length=MAX_TOKEN_BYTES)]  # int32, little-endian
@@ -97,7 +98,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ipc_namespace: Name
     device: Name  # "cpu", or "cuda:GPU-<uuid>"
     threads: Count
-    versions: dict[Name, Name]
+    versions: Annotated[dict[Name, Name], Meta(max_length=128)]
 
 
 class TargetHello(LinkMessage, frozen=True, kw_only=True):
@@ -116,11 +117,11 @@ class TargetHello(LinkMessage, frozen=True, kw_only=True):
     taps: Ids  # captured layer outputs, in the order of their columns in a feature row
     mask_token_id: Token
     eos_token_ids: Ids
-    embedding_scale: float
-    logit_scale: float
-    logit_softcap: float  # 0: none
+    embedding_scale: Finite
+    logit_scale: Finite
+    logit_softcap: Finite  # 0: none
     tied_embeddings: bool
-    rope_theta: float
+    rope_theta: Finite
     slots: Count
     ring_capacity: Count
     ring_window: Count
@@ -151,7 +152,9 @@ class DraftHello(LinkMessage, frozen=True, kw_only=True):
     slots: Count
     load_seconds: Seconds
     weight_bytes: Id
-    ignored: tuple[Name, ...] = ()  # checkpoint tensors and keys that were listed and left out
+    ignored: Annotated[
+        tuple[Name, ...], Meta(max_length=4096)
+    ] = ()  # checkpoint tensors and keys that were listed and left out
 
 
 class Pair(LinkMessage, frozen=True, kw_only=True):
@@ -166,9 +169,9 @@ class Pair(LinkMessage, frozen=True, kw_only=True):
     hidden_size: Count
     padded_vocab_size: Count
     vocab_size: Count
-    embedding_scale: float
-    logit_scale: float
-    logit_softcap: float
+    embedding_scale: Finite
+    logit_scale: Finite
+    logit_softcap: Finite
 
 
 class Paired(LinkMessage, frozen=True, kw_only=True):
@@ -244,7 +247,7 @@ class OpenedItem(Item, frozen=True, kw_only=True):
 class Opened(LinkMessage, frozen=True, kw_only=True):
     """daemon -> supervisor: answer to Open."""
 
-    results: tuple[OpenedItem | ItemFailed, ...]
+    results: Annotated[tuple[OpenedItem | ItemFailed, ...], Meta(max_length=MAX_SEQUENCES)]
 
 
 class PrefillItem(Item, frozen=True, kw_only=True):
@@ -277,7 +280,7 @@ class PrefilledItem(Item, frozen=True, kw_only=True):
 class Prefilled(LinkMessage, frozen=True, kw_only=True):
     """target -> supervisor: answer to Prefill; the progress mark of a long prompt."""
 
-    results: tuple[PrefilledItem | ItemFailed, ...]
+    results: Annotated[tuple[PrefilledItem | ItemFailed, ...], Meta(max_length=MAX_SEQUENCES)]
 
 
 class ReplayItem(Item, frozen=True, kw_only=True):
@@ -304,7 +307,7 @@ class ReplayedItem(Item, frozen=True, kw_only=True):
 class Replayed(LinkMessage, frozen=True, kw_only=True):
     """target -> supervisor: answer to Replay."""
 
-    results: tuple[ReplayedItem | ItemFailed, ...]
+    results: Annotated[tuple[ReplayedItem | ItemFailed, ...], Meta(max_length=MAX_SEQUENCES)]
 
 
 class IngestItem(Item, frozen=True, kw_only=True):
@@ -330,7 +333,7 @@ class IngestedItem(Item, frozen=True, kw_only=True):
 class Ingested(LinkMessage, frozen=True, kw_only=True):
     """draft -> supervisor: answer to Ingest."""
 
-    results: tuple[IngestedItem | ItemFailed, ...]
+    results: Annotated[tuple[IngestedItem | ItemFailed, ...], Meta(max_length=MAX_SEQUENCES)]
 
 
 class ProposeItem(Item, frozen=True, kw_only=True):
@@ -359,7 +362,7 @@ class ProposedItem(Item, frozen=True, kw_only=True):
 class Proposed(LinkMessage, frozen=True, kw_only=True):
     """draft -> supervisor: answer to Propose."""
 
-    results: tuple[ProposedItem | ItemFailed, ...]
+    results: Annotated[tuple[ProposedItem | ItemFailed, ...], Meta(max_length=MAX_SEQUENCES)]
 
 
 class VerifyItem(Item, frozen=True, kw_only=True):
@@ -396,7 +399,7 @@ class Verdict(Item, frozen=True, kw_only=True):
 class Verified(LinkMessage, frozen=True, kw_only=True):
     """target -> supervisor: answer to Verify."""
 
-    results: tuple[Verdict | ItemFailed, ...]
+    results: Annotated[tuple[Verdict | ItemFailed, ...], Meta(max_length=MAX_SEQUENCES)]
 
 
 class CloseItem(Item, frozen=True, kw_only=True):
@@ -420,7 +423,7 @@ class ClosedItem(Item, frozen=True, kw_only=True):
 class Closed(LinkMessage, frozen=True, kw_only=True):
     """daemon -> supervisor: answer to Close."""
 
-    results: tuple[ClosedItem | ItemFailed, ...]
+    results: Annotated[tuple[ClosedItem | ItemFailed, ...], Meta(max_length=MAX_SEQUENCES)]
 
 
 # --- clients ---------------------------------------------------------------------------------
@@ -507,9 +510,9 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_accepted_hint_tokens: Count = 0
     num_ngram_tokens: Count = 0
     num_accepted_ngram_tokens: Count = 0
-    acceptance_histogram: tuple[Count, ...]  # [a]: rounds with a draft that accepted a tokens
-    num_accepted_tokens_per_pos: tuple[Count, ...]  # [i]: times draft token i was accepted
-    num_proposed_tokens_per_pos: tuple[Count, ...]
+    acceptance_histogram: Ids  # [a]: rounds with a draft that accepted a tokens
+    num_accepted_tokens_per_pos: Ids  # [i]: times draft token i was accepted
+    num_proposed_tokens_per_pos: Ids
     num_stale_replies: Count
     num_draft_restarts: Count = 0  # lives of the draft after the request's first
     num_target_restarts: Count = 0  # lives of the target after the request's first
