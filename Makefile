@@ -79,7 +79,7 @@ gpu: $(VENV)/installed-dev  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
 soak: $(VENV)/installed-dev  ## the tests that run for a long time
-	$(BIN)/python -m pytest -m soak --timeout 0
+	HYPOTHESIS_PROFILE=explore DFLASH_RELIABILITY=docs/reliability.json $(BIN)/python -m pytest -m soak --timeout 0
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) build dist .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis \

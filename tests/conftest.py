@@ -7,7 +7,14 @@ import uuid
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from support import leaks
+
+# The same examples every time, so that a commit which passed does not fail elsewhere; new ones are
+# looked for on purpose: HYPOTHESIS_PROFILE=explore.
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("explore", derandomize=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,11 @@
-"""The choice function as `docs/sampling.md` defines it: slowly, one id at a time, in float64."""
+"""The choice function as `docs/sampling.md` defines it: slowly, one id at a time.
+
+Logits are float32, as there; what follows the adjustments is float64.
+"""
 
 import math
+
+import numpy as np
 
 WORD = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15
@@ -20,22 +25,23 @@ def noise(seed, position, token):
 
 
 def adjusted(logits, position, s, history):
-    x = [float(value) for value in logits]
+    x = [np.float32(value) for value in logits]
     for token, bias in s.logit_bias:
-        x[token] += bias
+        x[token] += np.float32(bias)
     output = list(history[s.prompt_tokens :])
     for token in s.eos_token_ids:
         if s.ignore_eos or position - s.prompt_tokens < s.min_tokens:
-            x[token] = -math.inf
+            x[token] = np.float32(-math.inf)
     for token in s.stop_token_ids:
         if position - s.prompt_tokens < s.min_tokens:
-            x[token] = -math.inf
+            x[token] = np.float32(-math.inf)
+    penalty = np.float32(s.repetition_penalty)
     for token in set(history):
-        x[token] *= s.repetition_penalty if x[token] <= 0 else 1 / s.repetition_penalty
+        x[token] = x[token] / penalty if x[token] > 0 else x[token] * penalty
     for token in set(output):
-        x[token] -= s.frequency_penalty * output.count(token)
-        x[token] -= s.presence_penalty
-    return x
+        x[token] -= np.float32(s.frequency_penalty) * np.float32(output.count(token))
+        x[token] -= np.float32(s.presence_penalty)
+    return [float(value) for value in x]
 
 
 def distribution(x, s):

@@ -4,7 +4,8 @@
 which hold no torch. The fault comes from the file that $DFLASH_TRIAL names, one line
 ``role fault verb n moment``: at the n-th message of that verb since the file was written,
 ``before`` or ``after`` the work (after the commit, before the reply). A fault strikes once: its
-file is gone then. Faults: ``kill``, ``stop`` (SIGSTOP), ``exit``, ``hang``, ``garbage``.
+file is gone then. Faults: ``kill``, ``stop`` (SIGSTOP), ``exit``, ``hang``, ``garbage``; and, of
+the reply alone, those of `LIES`.
 """
 
 import os
@@ -16,10 +17,57 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # isolated: nothing else adds it
 
+import msgspec
+
 from protocol import server
 from protocol.daemon_main import run_draft, run_target
 
 TRIAL = "DFLASH_TRIAL"
+LATE_SECONDS = 0.3  # past the draft's soft deadline
+BEYOND_ANY_VOCABULARY = b"\xff\xff\xff\x7f"
+
+
+def each_result(reply, **change):
+    results = tuple(
+        msgspec.structs.replace(one, **{name: call(one) for name, call in change.items()})
+        for one in reply.results
+    )
+    return msgspec.structs.replace(reply, results=results)
+
+
+def late(reply):
+    time.sleep(LATE_SECONDS)
+    return reply
+
+
+def twice(reply):
+    """The server sends this one two times."""
+    once = server.Server.reply
+
+    def again(self, peer, message):
+        server.Server.reply = once
+        once(self, peer, message)
+        once(self, peer, message)
+
+    server.Server.reply = again
+    return reply
+
+
+def foreign_life(reply):
+    lives = {"target_life": reply.target_life + 1, "draft_life": reply.draft_life + 1}
+    return msgspec.structs.replace(reply, **lives)
+
+
+LIES = {
+    "late": late,
+    "twice": twice,
+    "foreign-life": foreign_life,
+    "foreign-round": lambda reply: each_result(reply, round=lambda one: one.round + 1),
+    "wrong-width": lambda reply: each_result(reply, tokens=lambda one: one.tokens + one.tokens * 9),
+    "wild-ids": lambda reply: each_result(
+        reply, tokens=lambda one: BEYOND_ANY_VOCABULARY * (len(one.tokens) // 4)
+    ),
+}
 
 
 class Problem:
@@ -40,6 +88,9 @@ class Problem:
         reply = self._daemon.handle(message)
         if moment == "after":
             self._fail()
+        elif moment == "reply":
+            self._trial.unlink()
+            reply = LIES[self._fault](reply)
         return reply
 
     def _strikes(self, verb):

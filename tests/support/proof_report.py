@@ -17,7 +17,7 @@ from protocol.cpu import flags, usable_cores
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "docs" / "proof.json"
 FOLDERS = ("protocol", "target_daemon", "draft_daemon", "launch")
-LIBRARIES = ("torch", "safetensors", "tokenizers", "numpy", "msgspec", "msgpack", "pyzmq")
+LIBRARIES = ("torch", "safetensors", "tokenizers", "numpy", "msgspec", "pyzmq")
 TELLING_FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")
 
 
@@ -40,7 +40,7 @@ def stale(report: Path = REPORT, root: Path = ROOT) -> str:
 def write(outcomes: Mapping[str, Outcome | str], seconds: float, report: Path = REPORT) -> None:
     """Write the report; a proof that could not run is the sentence that says why."""
     content = {
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": commit(),
         "uncommitted": _git("status", "--porcelain", "--", *FOLDERS).splitlines(),
         "code": digests(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -53,6 +53,11 @@ def write(outcomes: Mapping[str, Outcome | str], seconds: float, report: Path = 
     }
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     report.write_text(text, encoding="utf-8")
+
+
+def commit() -> str:
+    """The commit whose code is measured."""
+    return _git("rev-parse", "HEAD")
 
 
 def machine() -> dict[str, object]:

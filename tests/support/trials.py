@@ -9,9 +9,18 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support.supervised import Client
+from support.supervised import DEADLINES, Client, plan_for
+from support.tiny_pair import write_pair
 
+from launch.plan import Status
+from launch.restart import Restarts
 from launch.supervisor import Supervisor
+
+TRIAL = "DFLASH_TRIAL"
+# So many failures in a minute are the point here.
+RESTARTS = Restarts(first=0.01, longest=0.01, patience=100_000)
+PROMPTS = [[1 + (n * 7 + i) % 59 for i in range(length)] for n, length in enumerate((40, 70, 130))]
+TOKENS = 120
 
 # phase -> (role, verb, moment); a streaming fault comes from outside, between two pieces.
 PHASES = {
@@ -23,17 +32,24 @@ PHASES = {
     "propose": ("draft", "propose", "before"),
     "draft streaming": ("draft", "", ""),
 }
-FAULTS = ("kill", "stop", "exit", "garbage")
+FAULTS = ("kill", "stop", "exit", "hang", "garbage")
+# Replies that no correct daemon sends, or not then: see `support.problem_daemon`.
+LIES = ("late", "twice", "foreign-life", "foreign-round", "wrong-width", "wild-ids")
+LIARS = {
+    "lying verify": ("target", "verify", "reply"),
+    "lying propose": ("draft", "propose", "reply"),
+}
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "exit": signal.SIGTERM}
 
 
 def combinations():
     """Every (phase, fault) that there is."""
-    return [
+    faults = [
         (phase, fault)
         for phase, fault in itertools.product(PHASES, FAULTS)
         if PHASES[phase][1] or fault in SIGNALS
     ]
+    return faults + list(itertools.product(LIARS, LIES))
 
 
 def command_for(pair):
@@ -74,7 +90,7 @@ class Trials:
                 order.insert(0, (phase, fault))
 
     def _one(self, phase: str, fault: str) -> bool:
-        supervisor, (role, verb, moment) = self.supervisor, PHASES[phase]
+        supervisor, (role, verb, moment) = self.supervisor, (PHASES | LIARS)[phase]
         supervisor.run_until(lambda: supervisor.describe().mode == "speculative")
         prompt = self.source.choice(self.prompts)
         if verb:
@@ -105,3 +121,58 @@ class Trials:
             self.differences.append(f"{what}: {client.messages[-1]}")
         else:
             self.mismatches += client.finished.statistics.num_replay_mismatches
+
+    def report(self) -> dict[str, object]:
+        """Counts for docs/reliability.json."""
+        return {
+            "trials": self.hits.total(),
+            "faults that missed": self.missed,
+            "texts that differ": len(self.differences),
+            "replay mismatches": self.mismatches,
+            "hits": {" ".join(key): count for key, count in sorted(self.hits.items())},
+        }
+
+    def check(self, status: Status) -> None:
+        """Nothing lost, nothing different, and every phase was really hit."""
+        assert self.differences == []
+        assert self.mismatches == 0
+        shares = [self.hits[role_of(phase), fault, phase] for phase, fault in combinations()]
+        if self.hits.total() >= len(shares):
+            assert min(shares) >= 0.05 * self.hits.total() / len(shares)
+        assert {phase for _, _, phase in self.hits} == {*PHASES, *LIARS}
+        assert status.num_target_restarts > 0
+        assert status.num_draft_restarts > 0
+        assert (status.running, status.waiting, status.refused) == (0, 0, 0)
+
+
+def role_of(phase: str) -> str:
+    return (PHASES | LIARS)[phase][0]
+
+
+def run_trials(folder: Path, pair: str, count: int, **deadlines: float) -> Trials:
+    """`count` trials over one supervisor; $DFLASH_TRIAL must name ``folder / "trial"``."""
+    target, draft = write_pair(folder / "pair")
+    times = {name: getattr(DEADLINES, name) for name in DEADLINES.__struct_fields__} | deadlines
+    plan = plan_for(target, draft, restarts=RESTARTS, deadlines=type(DEADLINES)(**times))
+    with Supervisor(plan, command=command_for(pair)) as supervisor:
+        supervisor.wait_ready()
+        expected = {}
+        for number, prompt in enumerate(PROMPTS):
+            client = Client(supervisor, 10_000_000 + number).submit(prompt, TOKENS).finish()
+            expected[tuple(prompt)] = client.tokens
+        source = random.Random(count)
+        trials = Trials(supervisor, folder / "trial", PROMPTS, expected, TOKENS, source)
+        trials.run(count)
+        status = supervisor.describe()
+    trials.check(status)
+    for daemon in (status.target, status.draft):
+        assert not is_running(daemon.pid)
+    return trials
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -22,7 +22,7 @@ PROMPT = torch.arange(20)
 
 
 def block_of(seed, rows=5, vocab=VOCAB, scale=2.0):
-    """Logits on a grid of 1/8, where float32 and float64 agree about ties."""
+    """Logits on a grid of 1/8, so that there are ties."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(rows, vocab, generator=generator) * scale * 8).round() / 8
 
