@@ -30,6 +30,7 @@ VERBS: Final[dict[str, tuple[str, str, str]]] = {
         "doctor_command",
         "Say what this machine offers and what would be used.",
     ),
+    "keys": ("launch.commands.keys", "keys_group", "Make and show the keys of the three roles."),
     "config": ("launch.commands.config", "config_group", "Say what is set, and by what."),
 }
 

@@ -14,7 +14,7 @@ from typing import Final, Generic, Self, TypeVar
 import zmq
 
 from protocol.codec import MAX_MESSAGE_BYTES, decode, encode
-from protocol.errors import InternalError, Overloaded, ProtocolError
+from protocol.errors import ConfigError, InternalError, Overloaded, ProtocolError
 from protocol.link_settings import (
     HANDSHAKE_MILLISECONDS,
     HEARTBEAT_MILLISECONDS,
@@ -196,3 +196,11 @@ class Poller:
         """For `Link.close`."""
         if self._links.pop(link.socket, None) is not None:
             self._poller.unregister(link.socket)
+
+
+def new_curve_keys() -> tuple[bytes, bytes]:
+    """A new public and secret key, in Z85; ConfigError where ZeroMQ was built without CURVE."""
+    try:
+        return zmq.curve_keypair()
+    except zmq.ZMQError as error:
+        raise ConfigError(f"this ZeroMQ makes no keys: {error.strerror}") from error

@@ -65,7 +65,7 @@ def show_command(
     words = [*(() if config is None else ("--config", config)), *arguments]
     shown = _everything(commands, words) if verb is None else _shown(commands[verb], words)
     if as_json:
-        click.echo(msgspec.json.encode({"settings": shown}))
+        click.echo(msgspec.json.encode({"settings": shown}, enc_hook=str))
         return
     widest = max((len(each.name) for each in shown), default=0)
     for each in shown:

@@ -63,6 +63,12 @@ SETTINGS: Final[dict[str, Decorator]] = {
     "exact": _option(
         "--exact", is_flag=True, help="The text cannot depend on the draft, or refuse."
     ),
+    "keys": _option(
+        "--keys",
+        metavar="FOLDER",
+        type=click.Path(path_type=Path),
+        help="Where the keys lie.  [default: /etc/dflash/keys for root, else the user's settings]",
+    ),
     "threads": _option("--threads", type=click.IntRange(0, 4096), default=0, help=_THREADS),
 }
 
