@@ -53,6 +53,7 @@ class DraftDaemon:
         self._guest: FeatureGuest | None = None
         self._engine: Engine | None = None
         self._target_life = -1
+        self._life = config.life
 
     def extra(self) -> Mapping[int, Callable[[], None]]:
         """A draft watches nothing beside its control socket."""
@@ -88,6 +89,9 @@ class DraftDaemon:
             self._guest = None
 
     def _hello(self, message: Hello) -> DraftHello:
+        if message.draft_life != self._life:  # what the driver before had open is closed
+            self.close()
+            self._life = message.draft_life
         facts, config = self._draft.config, self._config
         return DraftHello(
             **self._lives(message),
@@ -158,7 +162,7 @@ class DraftDaemon:
         return self._engine
 
     def _lives(self, message: LinkMessage) -> dict[str, int]:
-        return {"target_life": message.target_life, "draft_life": self._config.life}
+        return {"target_life": message.target_life, "draft_life": self._life}
 
 
 def _transport(name: str) -> type[FeatureTransport]:

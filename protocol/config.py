@@ -36,6 +36,7 @@ class Deadlines(FrozenConfig, frozen=True, kw_only=True):
     kill: Timeout = 3.0
     orphan: Timeout = 5.0  # of a daemon without its parent, until it kills itself
     ring_fetch: Timeout = 10.0
+    lease: Timeout = 10.0  # of a daemon's driver on another host, since it was last heard
     soft_seed: Timeout = 0.25  # of a draft whose times are not known yet: see launch.patience
     soft_least: Timeout = 0.02
     hard_least: Timeout = 2.0
@@ -48,7 +49,8 @@ class TargetConfig(FrozenConfig, frozen=True, kw_only=True):
 
     model: str  # folder, or GGUF file
     run_dir: str
-    life: int
+    life: int  # of a service, whose supervisor gives it: any
+    service: bool = False  # a process of its own, with no supervisor for a parent
     dtype: DType = "auto"
     exact: bool = False
     threads: int = 0  # 0: as many as this process may use
@@ -68,7 +70,8 @@ class DraftConfig(FrozenConfig, frozen=True, kw_only=True):
 
     draft: str  # folder
     run_dir: str
-    life: int
+    life: int  # of a service, whose supervisor gives it: any
+    service: bool = False  # a process of its own, with no supervisor for a parent
     dtype: DType = "auto"
     threads: int = 0
     slots: Positive = 2

@@ -1,13 +1,12 @@
-"""The start and the end that both daemons share: config, lifeline, status lines, exit code.
+"""The start and the end that both daemons share: config, standing, status lines, exit code.
 
 ``python -I -m target_daemon CONFIG.json`` is run by the supervisor, with the lifeline pipe on
 standard input and the status lines read from standard output; whatever else the process or its
-libraries print goes to standard error, which is the log.
+libraries print goes to standard error, which is the log. With ``"service": true`` in the config
+the process stands alone (`protocol.standing`).
 """
 
-import functools
 import logging
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -19,16 +18,15 @@ from protocol.config import (
     DRAFT_SOCKET,
     TARGET_SOCKET,
     Config,
-    Deadlines,
     DraftConfig,
     TargetConfig,
     read_config,
 )
+from protocol.ending import Ended
 from protocol.errors import UsageError
-from protocol.lifeline import Ended, Lifeline
 from protocol.messages import LinkMessage
-from protocol.run_directory import Member
 from protocol.server import Server, serve
+from protocol.standing import StatusStream, stand
 from protocol.state import (
     DRAFT_REQUESTS,
     TARGET_REQUESTS,
@@ -36,7 +34,7 @@ from protocol.state import (
     LinkName,
     TargetRequest,
 )
-from protocol.status import LoadFailed, Loading, Ready, Status, encode_status
+from protocol.status import LoadFailed, Loading, Ready
 
 Request = TypeVar("Request", bound=LinkMessage)
 Handled_contra = TypeVar("Handled_contra", bound=LinkMessage, contravariant=True)
@@ -85,7 +83,7 @@ def _run(
     arguments: Sequence[str],
     build: Callable[[Config, Progress], AbstractContextManager[Daemon[Request]]],
 ) -> int:
-    status = _StatusStream()
+    status = StatusStream()
     try:
         config = read_config(kind, _config_path(arguments))
         _serve(link, config, served, build, status)
@@ -105,51 +103,30 @@ def _serve(
     config: Config,
     served: tuple[str, tuple[type[Request], ...]],
     build: Callable[[Config, Progress], AbstractContextManager[Daemon[Request]]],
-    status: "_StatusStream",
+    status: StatusStream,
 ) -> None:
     if not isinstance(config, TargetConfig | DraftConfig):
         raise UsageError(f"{type(config).__name__} is no daemon's config")
     _log_to_stderr(config.log_level)
+    if config.service:
+        status.to_log()
     run_dir, (socket, requests) = Path(config.run_dir), served
-    member = Member(run_dir)
 
     def progress(done: int, total: int) -> None:
-        lifeline.check()
+        standing.endings.check()
         status.write(Loading(done=done, total=total))
 
     with ExitStack() as stack:
-        last_act = functools.partial(member.leave, orphaned=True)
-        lifeline = stack.enter_context(Lifeline(grace=Deadlines().orphan, last_act=last_act))
-        stack.enter_context(member)
-        stack.callback(lambda: member.leave(orphaned=lifeline.parent_is_gone()))
+        standing = stack.enter_context(stand(config))
         server = stack.enter_context(
-            Server(run_dir / socket, requests, link=link, life=config.life)
+            Server(run_dir / socket, requests, link=link, right=standing.right)
         )
-        lifeline.check()
+        standing.endings.check()
         daemon = stack.enter_context(build(config, progress))
-        lifeline.check()
+        standing.endings.check()
         status.write(Ready())
-        serve(server, daemon.handle, extra=daemon.extra(), lifeline=lifeline)
-        log.info("%s", lifeline.reason)
-
-
-class _StatusStream:
-    """Standard output, kept for status lines: everything else printed goes to the log."""
-
-    def __init__(self) -> None:
-        self._fd = os.dup(1)
-        os.dup2(2, 1)
-        os.set_blocking(self._fd, False)
-
-    def write(self, status: Status) -> None:
-        """Write one line; a parent that is gone or does not read misses it."""
-        try:
-            os.write(self._fd, encode_status(status))
-        except OSError as error:
-            log.warning("status line lost: %s", error.strerror)
-
-    def close(self) -> None:
-        os.close(self._fd)
+        serve(server, daemon.handle, extra=daemon.extra(), lifeline=standing.endings)
+        log.info("%s", standing.endings.reason)
 
 
 def _config_path(arguments: Sequence[str]) -> Path:

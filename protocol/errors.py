@@ -79,6 +79,18 @@ class TemporaryFailure(DaemonError):
     exit_code = 75  # sysexits: temporary failure
 
 
+class NotTheDriver(TemporaryFailure):
+    """Another supervisor has the right to drive the daemon: its pid, or the lease that is left."""
+
+    code = "not_the_driver"
+
+
+class AskedToLeave(TemporaryFailure):
+    """The driver of a daemon that is a service found it sick, and asked it to be started again."""
+
+    code = "asked_to_leave"
+
+
 class InsufficientMemory(TemporaryFailure):
     """The memory plan does not fit: the arithmetic, line by line."""
 

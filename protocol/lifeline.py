@@ -10,27 +10,18 @@ import ctypes
 import os
 import select
 import signal
-import socket
 import threading
 from collections.abc import Callable, Mapping
-from types import FrameType, TracebackType
-from typing import Any, Final, Self
+from types import TracebackType
+from typing import Final, Self
 
-from protocol.errors import DaemonError
+from protocol.ending import EndingSignals
 
 PARENT_VARIABLE: Final = "DFLASHD_PARENT"  # the parent's pid, for the check after the signal is set
-ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG: Final = 1
 
 
-class Ended(DaemonError):
-    """The daemon was told to end while it was loading; no failure."""
-
-    code = "ended"
-    exit_code = 0
-
-
-class Lifeline:
+class Lifeline(EndingSignals):
     """Armed inside a ``with`` in the main thread; `fds` belong into the poll loop.
 
     `stdin` is the read end of the pipe whose write end the parent holds. `grace` is how many
@@ -40,23 +31,14 @@ class Lifeline:
     def __init__(
         self, *, grace: float, last_act: Callable[[], None] | None = None, stdin: int = 0
     ) -> None:
+        super().__init__()
         self._grace = grace
         self._last_act = last_act
         self._stdin = stdin
-        self._reason = ""
-        self._before: dict[signal.Signals, Any] = {}
-        self._wakeup: tuple[socket.socket, socket.socket] | None = None
-        self._wakeup_before = -1
         self._guard: _Guard | None = None
 
     def __enter__(self) -> Self:
-        reader, writer = socket.socketpair()
-        reader.setblocking(False)
-        writer.setblocking(False)
-        self._wakeup = (reader, writer)
-        self._wakeup_before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        for number in ENDING_SIGNALS:
-            self._before[number] = signal.signal(number, self._told)
+        super().__enter__()
         _ask_for_parent_death_signal(signal.SIGTERM)
         if _is_adopted(os.environ):
             self._reason = "the parent ended before this process was ready"
@@ -73,52 +55,22 @@ class Lifeline:
         if self._guard is not None:
             self._guard.stop()
         _ask_for_parent_death_signal(0)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup_before)
-        for end in self._wakeup or ():
-            end.close()
-        self._wakeup = None
-
-    @property
-    def reason(self) -> str:
-        """Why to end, or an empty string."""
-        return self._reason
+        super().__exit__(kind, error, traceback)
 
     @property
     def fds(self) -> tuple[int, ...]:
         """What to wait for beside the work; `ended` reads them."""
-        wakeup = () if self._wakeup is None else (self._wakeup[0].fileno(),)
-        return (*wakeup, self._stdin)
+        return (*super().fds, self._stdin)
 
     def ended(self) -> bool:
         """Look, without waiting, whether a signal came or the parent is gone."""
-        self._drain_wakeup()
-        if not self._reason and self.parent_is_gone():
+        if not super().ended() and self.parent_is_gone():
             self._reason = "the parent is gone"
         return bool(self._reason)
 
     def parent_is_gone(self) -> bool:
         """Whether the pipe has ended, whatever else has been told."""
         return _at_end(self._stdin)
-
-    def check(self) -> None:
-        """Raise Ended when it is time; for long work outside the poll loop, such as loading."""
-        if self.ended():
-            raise Ended(self._reason)
-
-    def _told(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        self._reason = f"told to end by {signal.Signals(number).name}"
-
-    def _drain_wakeup(self) -> None:
-        if self._wakeup is None:
-            return
-        try:
-            while self._wakeup[0].recv(4096):
-                pass
-        except BlockingIOError:
-            return
 
 
 class _Guard(threading.Thread):

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-WIRE_VERSION: Final = 2
+WIRE_VERSION: Final = 3
 
 MAX_SEQUENCES: Final = 64
 MAX_TOKEN_BYTES: Final = 4 << 20  # one million int32 ids
@@ -83,10 +83,24 @@ class Failed(LinkMessage, frozen=True, kw_only=True):
 
 
 class Hello(LinkMessage, frozen=True, kw_only=True):
-    """supervisor -> daemon: the first message of a life; answered with TargetHello/DraftHello."""
+    """supervisor -> daemon: the first message of a life; answered with TargetHello/DraftHello.
+
+    To a daemon that runs as a service it gives a new life, if this supervisor may drive it; all
+    that an earlier one had open is closed then. `owner` is this supervisor's own random number.
+    """
 
     wire_version: Count
     nonce: Id
+    owner: Id = 0
+
+
+class Leave(LinkMessage, frozen=True, kw_only=True):
+    """supervisor -> daemon: end with exit code 75; it is sick, and will be started again.
+
+    Needs no Hello before it, and is answered only with a refusal, if it is for another life.
+    """
+
+    reason: Text
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,8 +1,9 @@
 """A private folder for the sockets and configs of one supervisor, gone with the last process.
 
-Two lock files say who is there. The owner (a supervisor) holds ``owner.lock`` exclusively; each
-daemon holds ``members.lock`` shared. The kernel frees both at death, however it came, so that a
-dead owner's folder is free at once and the last daemon out can tell that it is the last.
+Two lock files say who is there. The owner (a supervisor, or a daemon that is a service of its own)
+holds ``owner.lock`` exclusively; each daemon of a supervisor holds ``members.lock`` shared. The
+kernel frees both at death, however it came, so that a dead owner's folder is free at once and the
+last daemon out can tell that it is the last.
 """
 
 import fcntl
@@ -12,14 +13,14 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from protocol.config import DRAFT_SOCKET, RING_SOCKET, TARGET_SOCKET
+from protocol.driving import DRIVER_LOCK, is_driven
 from protocol.errors import ConfigError, PermissionRefused, TemporaryFailure, Unavailable
+from protocol.file_locks import lock, still_there, taken
 from protocol.link_settings import MAX_SOCKET_PATH
 
 OWNER_LOCK: Final = "owner.lock"
@@ -61,7 +62,9 @@ class RunDirectory:
         traceback: TracebackType | None,
     ) -> None:
         # Removed under the lock: a next owner of the same name waits for nothing and finds nothing.
-        _remove(self.path)
+        # A service that ends while a supervisor drives it leaves that lock for its next process.
+        if not is_driven(self.path):
+            _remove(self.path)
         os.close(self._lock)
         self._lock, self._path = -1, None
 
@@ -84,7 +87,7 @@ class Member:
         except OSError as error:
             reason = f"the run directory {self._path} is gone: {error.strerror}"
             raise Unavailable(reason) from error
-        if not _lock(self._lock, fcntl.LOCK_SH):
+        if not lock(self._lock, fcntl.LOCK_SH):
             os.close(self._lock)
             raise TemporaryFailure(f"the run directory {self._path} is being removed")
         return self
@@ -122,7 +125,7 @@ def _owner_is_dead(path: Path) -> bool:
     The parent-death signal comes when the owner's main thread ends. Its other threads may still be
     ending then, and hold its files open: to a daemon that looks at the lock, the owner lives.
     """
-    with _taken(path / OWNER_LOCK) as owner_is_dead:
+    with taken(path / OWNER_LOCK) as owner_is_dead:
         if owner_is_dead:
             return True
     try:
@@ -134,11 +137,11 @@ def _owner_is_dead(path: Path) -> bool:
 
 
 def remove_if_orphaned(path: Path) -> bool:
-    """Remove the folder if its owner is dead and no daemon is left in it; True when it did."""
-    with _taken(path / OWNER_LOCK) as owner_is_dead:
-        if not owner_is_dead:
+    """Remove the folder if its owner is dead and nobody is left in it; True when it did."""
+    with taken(path / OWNER_LOCK) as owner_is_dead:
+        if not owner_is_dead or is_driven(path):
             return False
-        with _taken(path / MEMBERS_LOCK, create=True) as is_empty:
+        with taken(path / MEMBERS_LOCK, create=True) as is_empty:
             if is_empty:
                 _remove(path)
             return is_empty
@@ -182,15 +185,15 @@ def _open_owner_lock(path: Path) -> int:
 
 
 def _try_to_own(path: Path, fd: int) -> bool:
-    if not _lock(fd, fcntl.LOCK_EX) or not _still_there(path / OWNER_LOCK, fd):
+    if not lock(fd, fcntl.LOCK_EX) or not still_there(path / OWNER_LOCK, fd):
         return False
-    with _taken(path / MEMBERS_LOCK, create=True) as is_empty:
+    with taken(path / MEMBERS_LOCK, create=True) as is_empty:
         if not is_empty:
             raise TemporaryFailure(f"daemons of an earlier owner are still ending in {path}")
     for leftover in path.iterdir():
         if leftover.is_dir() and not leftover.is_symlink():
             _remove(leftover)
-        elif leftover.name not in (OWNER_LOCK, MEMBERS_LOCK):
+        elif leftover.name not in (OWNER_LOCK, MEMBERS_LOCK, DRIVER_LOCK):
             leftover.unlink()
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
@@ -205,37 +208,6 @@ def _refuse_a_live_owner(path: Path, pid: int, *, late: bool) -> None:
 def _holder(fd: int) -> int:
     text = os.pread(fd, 32, 0).strip()
     return int(text) if text.isdigit() else 0
-
-
-@contextmanager
-def _taken(path: Path, *, create: bool = False) -> Iterator[bool]:
-    """Hold `path`'s lock exclusively; yields False when someone else does, or it is not there."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
-    try:
-        fd = os.open(path, flags, 0o600)
-    except OSError:
-        yield False
-        return
-    try:
-        yield _lock(fd, fcntl.LOCK_EX) and _still_there(path, fd)
-    finally:
-        os.close(fd)
-
-
-def _lock(fd: int, kind: int) -> bool:
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _still_there(path: Path, fd: int) -> bool:
-    """Whether `path` is the open file: it may have been removed before its lock was taken."""
-    try:
-        return os.path.samestat(path.lstat(), os.fstat(fd))
-    except FileNotFoundError:
-        return False
 
 
 def _remove(path: Path) -> None:

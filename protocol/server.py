@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,17 @@ import zmq
 
 from protocol.boundary import answer, failed, typed
 from protocol.codec import MAX_MESSAGE_BYTES, decode, encode
-from protocol.errors import ConfigError, InternalError, ProtocolError, StaleMessage, WireMismatch
-from protocol.lifeline import Lifeline
+from protocol.ending import EndingSignals
+from protocol.errors import (
+    AskedToLeave,
+    ConfigError,
+    DaemonError,
+    InternalError,
+    NotTheDriver,
+    ProtocolError,
+    StaleMessage,
+    WireMismatch,
+)
 from protocol.link_settings import (
     HANDSHAKE_MILLISECONDS,
     HEARTBEAT_MILLISECONDS,
@@ -22,7 +32,8 @@ from protocol.link_settings import (
     HIGH_WATER_MARK,
     check_socket_path,
 )
-from protocol.messages import WIRE_VERSION, Failed, Hello, LinkMessage
+from protocol.messages import WIRE_VERSION, Failed, Hello, Leave, LinkMessage
+from protocol.right import Right
 from protocol.state import LinkName
 
 MAX_PEERS: Final = 64
@@ -54,22 +65,23 @@ class LinkCounts:
 
 
 class Server(Generic[Request]):
-    """A ROUTER at ``ipc://path`` for the messages of one link and one life of this daemon.
+    """A ROUTER at ``ipc://path`` for the messages of one link of this daemon.
 
     Entering binds, with permissions for this user alone; leaving removes the socket file. A peer
-    must say Hello before anything else. What is malformed, stale or foreign is refused with
-    `Failed` and counted, and never reaches the daemon. Binding over a live socket steals it: the
-    run directory's lock must be held.
+    must say Hello before anything else, and `right` says whether it may. What is malformed, stale
+    or foreign is refused with `Failed` and counted, and never reaches the daemon. Binding over a
+    live socket steals it: the run directory's lock must be held.
     """
 
     def __init__(
-        self, path: Path, requests: tuple[type[Request], ...], *, link: LinkName, life: int
+        self, path: Path, requests: tuple[type[Request], ...], *, link: LinkName, right: Right
     ) -> None:
         self._path = path
-        self._requests = requests
+        self._requests: tuple[type[Request | Leave], ...] = (*requests, Leave)
         self._link: LinkName = link
-        self._life = life
+        self._right = right
         self._met: dict[bytes, None] = {}
+        self._met_life = right.life
         self._extra: frozenset[int] = frozenset()
         self._poller = zmq.Poller()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -118,7 +130,10 @@ class Server(Generic[Request]):
         return frozenset(source for source, _ in ready if isinstance(source, int))
 
     def receive(self) -> Received[Request] | None:
-        """The next legal message, or None when none waits; what is not legal is answered here."""
+        """The next legal message, or None when none waits; what is not legal is answered here.
+
+        Raises AskedToLeave when the driver finds this daemon sick.
+        """
         while True:
             socket = self._bound()
             if not int(socket.getsockopt(zmq.EVENTS)) & READABLE:
@@ -128,10 +143,19 @@ class Server(Generic[Request]):
             try:
                 message = self._read(parts)
                 self._check(peer, message)
-            except ProtocolError as error:
+            except (ProtocolError, NotTheDriver) as error:
                 self._refuse(peer, message, error)
-            else:
-                return Received(peer, message)
+                continue
+            self._right.heard()
+            if isinstance(message, Leave):
+                raise AskedToLeave(
+                    f"the supervisor asked the {self._link} to leave: {message.reason}"
+                )
+            return Received(peer, message)
+
+    def worked(self, seconds: float) -> None:
+        """The daemon was computing for so long."""
+        self._right.worked(seconds)
 
     def reply(self, peer: bytes, message: LinkMessage) -> None:
         """Queue `message`; a peer that is gone or does not read loses it, and that is counted."""
@@ -147,12 +171,12 @@ class Server(Generic[Request]):
             self.counts.undelivered += 1
             log.warning("undelivered %s: %s", type(message).__name__, error)
 
-    def _read(self, parts: list[bytes]) -> Request:
+    def _read(self, parts: list[bytes]) -> Request | Leave:
         if len(parts) != 1:
             raise ProtocolError(f"a message of {len(parts)} frames; one is expected")
         return decode(parts[0], self._requests)
 
-    def _refuse(self, peer: bytes, message: Request | None, error: ProtocolError) -> None:
+    def _refuse(self, peer: bytes, message: LinkMessage | None, error: DaemonError) -> None:
         if message is None:
             self.counts.malformed += 1
         elif isinstance(error, StaleMessage):
@@ -163,11 +187,11 @@ class Server(Generic[Request]):
 
     def _own(self) -> Failed:
         """Stands for a message that could not be read: this daemon's own life."""
-        own, none = self._life, 0
+        own, none = max(0, self._right.life), 0
         target, draft = (own, none) if self._link == "target" else (none, own)
         return Failed(target_life=target, draft_life=draft, code="", detail="")
 
-    def _check(self, peer: bytes, message: Request) -> None:
+    def _check(self, peer: bytes, message: LinkMessage) -> None:
         name = type(message).__name__
         if isinstance(message, Hello) and message.wire_version != WIRE_VERSION:
             raise WireMismatch(
@@ -175,14 +199,25 @@ class Server(Generic[Request]):
                 f"the supervisor {message.wire_version}"
             )
         life = message.target_life if self._link == "target" else message.draft_life
-        if life != self._life:
-            raise StaleMessage(f"{name} for life {life}; this {self._link} lives {self._life}")
+        if isinstance(message, Hello) and life != self._right.life:
+            self._right.claim(life, message.owner)
+        if life != self._right.life:
+            raise StaleMessage(
+                f"{name} for life {life}; this {self._link} lives {self._right.life}"
+            )
         if isinstance(message, Hello):
-            while len(self._met) >= MAX_PEERS:
-                del self._met[next(iter(self._met))]
-            self._met[peer] = None
-        elif peer not in self._met:
+            self._meet(peer, life)
+        elif peer not in self._met and not isinstance(message, Leave):
             raise ProtocolError(f"{name} before Hello")
+
+    def _meet(self, peer: bytes, life: int) -> None:
+        """Remember who said Hello in the present life; those of an earlier one are forgotten."""
+        if life != self._met_life:
+            self._met.clear()
+            self._met_life = life
+        while len(self._met) >= MAX_PEERS:
+            del self._met[next(iter(self._met))]
+        self._met[peer] = None
 
     def _bound(self) -> "zmq.Socket[bytes]":
         if self._socket is None:
@@ -195,9 +230,11 @@ def serve(
     handle: Callable[[Request], LinkMessage],
     *,
     extra: Mapping[int, Callable[[], None]],
-    lifeline: Lifeline,
+    lifeline: EndingSignals,
 ) -> None:
     """Answer every message with what `handle` returns, until the lifeline says to end.
+
+    Raises AskedToLeave.
 
     `extra` maps descriptors to what is called when they are readable. One message is handled
     between two polls, so that an end, or a guest of the ring, waits for one call at most.
@@ -210,7 +247,10 @@ def serve(
             extra[fd]()
         received = server.receive()
         if received is not None:
-            server.reply(received.peer, answer(handle, received.message))
+            began = time.monotonic()
+            reply = answer(handle, received.message)
+            server.worked(time.monotonic() - began)
+            server.reply(received.peer, reply)
 
 
 def _bind(socket: "zmq.Socket[bytes]", path: Path) -> None:

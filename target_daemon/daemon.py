@@ -62,6 +62,7 @@ class TargetDaemon:
         self._load_seconds = load_seconds
         limits = Limits(target.prefill_chunk, target.max_width, config.rollback)
         self._engine = Engine(target, limits, target.ring)
+        self._life = config.life
         self._extra: dict[int, Callable[[], None]] = {}
 
     def handle(self, message: TargetRequest) -> TargetReply:
@@ -94,8 +95,14 @@ class TargetDaemon:
         return self._extra
 
     def _meet(self, hello: Hello) -> TargetHello:
-        """Offer the ring under the supervisor's nonce, and state every fact of the target."""
-        self._host.offer(hello.nonce, self._config.life)
+        """Offer the ring under the supervisor's nonce, and state every fact of the target.
+
+        A new life closes whatever the driver before, or its earlier life, has left open.
+        """
+        if hello.target_life != self._life:
+            self._engine.close_all()
+            self._life = hello.target_life
+        self._host.offer(hello.nonce, self._life)
         self._extra[self._host.fileno()] = self._host.serve
         target, ring = self._target, self._target.ring.shape
         return TargetHello(

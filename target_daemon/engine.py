@@ -181,6 +181,13 @@ class Engine:
         self._target.reset(sequence.slot)
         return ClosedItem(sequence=item.sequence, round=item.round, committed=sequence.committed)
 
+    def close_all(self) -> None:
+        """A new life begins: every slot is free, and sequences are numbered anew."""
+        for slot in self._sequences.clear():
+            if self._ring is not None:
+                self._ring.release(slot)
+            self._target.reset(slot)
+
     def _run_chunk(
         self, sequence: Sequence, item: PrefillItem, ids: tuple[int, ...]
     ) -> tuple[int, tuple[TokenLogprobs, ...]]:

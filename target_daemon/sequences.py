@@ -87,3 +87,11 @@ class Sequences:
         self._closed.append(number)
         self._free.append(sequence.slot)
         return sequence
+
+    def clear(self) -> tuple[int, ...]:
+        """Free all slots that are taken, return them, and forget what ended."""
+        slots = tuple(sequence.slot for sequence in self._open.values())
+        self._open.clear()
+        self._closed.clear()
+        self._free.extend(slots)
+        return slots

@@ -18,6 +18,7 @@ from protocol import daemon_main
 from protocol.config import Deadlines, TargetConfig, write_config
 from protocol.errors import UsageError
 from protocol.run_directory import OWNER_LOCK, RunDirectory
+from protocol.standing import StatusStream
 from protocol.status import LoadFailed, Loading, Ready
 
 pytestmark = pytest.mark.process
@@ -97,7 +98,7 @@ def test_a_parent_that_does_not_read_misses_lines_and_blocks_nobody(capfd):
     kept = os.dup(1)
     os.dup2(writer, 1)
     os.close(writer)
-    status = daemon_main._StatusStream()
+    status = StatusStream()
     try:
         os.close(reader)
         status.write(Ready())

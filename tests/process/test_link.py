@@ -34,6 +34,7 @@ from protocol.messages import (
     OpenItem,
     TargetHello,
 )
+from protocol.right import Given
 from protocol.run_directory import RunDirectory
 from protocol.server import Server, serve
 from protocol.state import DRAFT_REQUESTS, TARGET_REPLIES, TARGET_REQUESTS
@@ -53,7 +54,7 @@ def path(runtime_dir):
 
 
 def target_server(path, **changes):
-    return Server(path, TARGET_REQUESTS, **{"link": "target", "life": LIFE, **changes})
+    return Server(path, TARGET_REQUESTS, **{"link": "target", "right": Given(LIFE), **changes})
 
 
 @contextmanager
@@ -165,7 +166,10 @@ def test_a_message_of_another_life_is_refused_as_stale(path):
 
 
 def test_the_draft_looks_at_its_own_life(path):
-    with Poller() as poller, Server(path, DRAFT_REQUESTS, link="draft", life=LIFE) as server:
+    with (
+        Poller() as poller,
+        Server(path, DRAFT_REQUESTS, link="draft", right=Given(LIFE)) as server,
+    ):
         link = poller.connect(f"ipc://{path}", TARGET_REPLIES)
         link.send(Hello(target_life=1, draft_life=LIFE, wire_version=WIRE_VERSION, nonce=5))
         assert received(poller, server).message.draft_life == LIFE

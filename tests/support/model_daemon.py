@@ -116,6 +116,7 @@ class Draft:
 class Daemon:
     def __init__(self, role, config):
         self.role, self.config = role, config
+        self.life = config.life
         self.engine = Target() if role == "target" else Draft()
         self.counts = {}
 
@@ -155,6 +156,9 @@ class Daemon:
         return ""
 
     def _hello(self, hello, lives):
+        if lives[f"{self.role}_life"] != self.life:  # a service's new life
+            self.life = lives[f"{self.role}_life"]
+            self.engine = Target() if self.role == "target" else Draft()
         common = {
             "wire_version": WIRE_VERSION + (self._fault("version") == "wrong"),
             "nonce": hello.nonce,

@@ -192,3 +192,16 @@ def test_a_finished_sequence_refuses_another_round():
     with pytest.raises(errors.ProtocolError, match="has ended"):
         engine.verify(block([token]))
     assert len(target.forwards) == ran
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_life_finds_every_slot_free_and_its_numbers_new(kind):
+    engine, text = engine_over(kind()), greedy(kind(), PROMPT, 20)
+    for left_open in (1, 2):
+        engine.open(OpenItem(sequence=left_open))
+    prefill(engine, 1, PROMPT, chunk=CHUNK)
+    engine.close_all()
+    with pytest.raises(errors.UnknownSequence):
+        engine.verify(block([PROMPT[-1]], base=len(PROMPT), number=1))
+    got, _, _ = generate(engine, PROMPT, 20, chunk=CHUNK)
+    assert got == text

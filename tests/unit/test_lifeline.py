@@ -5,7 +5,8 @@ import signal
 import pytest
 from support.waiting import until
 
-from protocol.lifeline import PARENT_VARIABLE, Ended, Lifeline
+from protocol.ending import Ended
+from protocol.lifeline import PARENT_VARIABLE, Lifeline
 
 
 @pytest.fixture
