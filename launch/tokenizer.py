@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -41,10 +42,8 @@ class TextTokenizer:
             raw = path.read_bytes()
         except OSError as error:
             raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-        try:
+        with _typed(f"{path} is no tokenizer"):
             tokenizer = Tokenizer.from_buffer(raw)
-        except Exception as error:  # the library raises nothing more specific
-            raise CheckpointError(f"{path} is no tokenizer: {str(error)[:200]}") from error
         return cls(tokenizer, _eos_ids(folder, tokenizer), hashlib.sha256(raw).hexdigest())
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
@@ -56,16 +55,29 @@ class TextTokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise UsageError("the text is not valid Unicode (it holds lone surrogates)") from error
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
+        with _typed("the model's tokenizer cannot encode this text"):
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        with _typed("the model's tokenizer cannot decode these ids"):
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def token(self, index: int) -> str | None:
         """The token's own spelling, for display."""
         text: str | None = self._tokenizer.id_to_token(index)
         return text
+
+
+@contextmanager
+def _typed(what: str) -> Iterator[None]:
+    """The library raises nothing more specific than Exception, and panics beside that."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(f"{what}: {str(error)[:200]}") from error
 
 
 class EncodedPrompt(msgspec.Struct, frozen=True, kw_only=True):
