@@ -17,12 +17,15 @@ from protocol.messages import Id, Name, Text
 ALIGNMENT: Final = 64  # bytes: a cache line, and the widest vector load
 MAX_ARENAS: Final = 4
 MAX_TENSORS: Final = 64
+MAX_EVENTS: Final = 64
+HANDLE_BYTES: Final = 64  # cudaIpcMemHandle_t and cudaIpcEventHandle_t
 MAX_ASK_BYTES: Final = 256
 MAX_ANSWER_BYTES: Final = 64 << 10
 ITEM_BYTES: Final[Mapping[str, int]] = {"int64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 Dimension = Annotated[int, Meta(ge=0, le=1 << 40)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 44)]
+Handle = Annotated[bytes, Meta(min_length=HANDLE_BYTES, max_length=HANDLE_BYTES)]
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -55,11 +58,35 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
+class DeviceArena(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Memory on the host's GPU: an IPC handle names the base of one allocation, and no more.
+
+    `places` count their bytes from `offset` on; their `arena` is 0.
+    """
+
+    handle: Handle
+    size: Bytes  # of the whole allocation
+    offset: Bytes = 0
+    places: Annotated[tuple[Place, ...], Meta(max_length=MAX_TENSORS)]
+
+
 class Layout(_Part, frozen=True, kw_only=True):
-    """host -> guest: sizes of the arenas whose descriptors come along, and what is in them."""
+    """host -> guest: sizes of the arenas whose descriptors come along, and what is in them.
+
+    `devices` and `events` are opened by their handles; `uuid` names the GPU that they are on.
+    """
 
     arenas: Annotated[tuple[Bytes, ...], Meta(max_length=MAX_ARENAS)]
     places: Annotated[tuple[Place, ...], Meta(max_length=MAX_TENSORS)]
+    uuid: Name = ""
+    devices: Annotated[tuple[DeviceArena, ...], Meta(max_length=MAX_ARENAS)] = ()
+    events: Annotated[tuple[Handle, ...], Meta(max_length=MAX_EVENTS)] = ()
+
+
+class Probed(_Part, frozen=True, kw_only=True):
+    """guest -> host: the host's pattern was read, and this one written; the host repeats it."""
+
+    seed: Id
 
 
 class Refusal(_Part, frozen=True, kw_only=True):
@@ -75,7 +102,7 @@ _DEFECTS: Final[Mapping[type[BaseException], type[ProtocolError]]] = {
 }
 
 
-def encode(part: Ask | Layout | Refusal) -> bytes:
+def encode(part: Ask | Layout | Refusal | Probed) -> bytes:
     return msgspec.msgpack.encode(part)
 
 
@@ -89,6 +116,18 @@ def decode_answer(data: bytes) -> Layout | Refusal:
     """Whatever is neither raises ProtocolError; the numbers still need `check_places`."""
     with map_exceptions(_DEFECTS):
         return msgspec.msgpack.decode(data, type=Layout | Refusal)
+
+
+def decode_probed(data: bytes) -> Probed:
+    """Whatever is not exactly a Probed raises ProtocolError."""
+    with map_exceptions(_DEFECTS):
+        return msgspec.msgpack.decode(data, type=Probed)
+
+
+def decode_judgement(data: bytes) -> Probed | Refusal:
+    """What the host says of a probe; whatever is neither raises ProtocolError."""
+    with map_exceptions(_DEFECTS):
+        return msgspec.msgpack.decode(data, type=Probed | Refusal)
 
 
 def ring_tensors(shape: RingShape) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -120,8 +159,14 @@ def check_places(layout: Layout, shape: RingShape) -> dict[str, Place]:
     Raises TransportRefused with the tensor and the numbers.
     """
     found: dict[str, Place] = {}
-    for place in layout.places:
-        _check_inside(place, layout.arenas)
+    inside = [(place, layout.arenas) for place in layout.places]
+    inside += [
+        (place, (device.size - device.offset,))
+        for device in layout.devices
+        for place in device.places
+    ]
+    for place, arenas in inside:
+        _check_inside(place, arenas)
         if place.name in found:
             raise TransportRefused(f"tensor {place.name} is announced twice")
         found[place.name] = place

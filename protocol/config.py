@@ -37,6 +37,8 @@ class Deadlines(FrozenConfig, frozen=True, kw_only=True):
     orphan: Timeout = 5.0  # of a daemon without its parent, until it kills itself
     ring_fetch: Timeout = 10.0
     lease: Timeout = 10.0  # of a daemon's driver on another host, since it was last heard
+    ring_copy: Timeout = 5.0  # of feature rows by a GPU, and of the events before and after it
+    ring_release: Timeout = 2.0  # of a GPU's memory by a draft, before its target frees it
     soft_seed: Timeout = 0.25  # of a draft whose times are not known yet: see launch.patience
     soft_least: Timeout = 0.02
     hard_least: Timeout = 2.0

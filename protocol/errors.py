@@ -178,6 +178,13 @@ class OutOfMemory(DaemonError):
     retryable = True
 
 
+class DeviceLost(DaemonError):
+    """A GPU call failed, or the memory of a process that is gone was asked for: start again."""
+
+    code = "device_lost"
+    retryable = True
+
+
 class NotFinite(DaemonError):
     """The target's logits hold NaN or infinity, so that no token follows: at which position."""
 

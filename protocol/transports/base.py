@@ -6,18 +6,24 @@ only read.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 import torch
 from torch import Tensor
 
-from protocol.errors import FeatureExpired, ProtocolError
+from protocol.errors import FeatureExpired, ProtocolError, TransportRefused
 from protocol.feature_ring import RingShape, oldest_valid, spans
 
 NO_OWNER: Final = -1
+CPU: Final = "cpu"
+HandOver = Literal["synchronise", "event"]
+
+
+def _nothing(slot: int, start: int, stop: int) -> None:
+    """On a CPU a store is done when the next line runs, and the reply orders memory."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,9 @@ class RingView:
     owner: Tensor  # [slots], int64: the sequence each slot's rows belong to; -1: none
     written_high: Tensor  # [slots], int64: highest position ever written + 1
     rows: Tensor  # [slots, capacity, row_width]
+    # Called as (slot, start, stop) after the forward that wrote rows start..stop-1 was submitted
+    # and before its reply is sent: after it, whoever has the reply may read them.
+    publish: Callable[[int, int, int], None] = _nothing
 
     def claim(self, slot: int, sequence: int) -> None:
         """Give an empty `slot` to `sequence`, which must never have owned one before."""
@@ -60,12 +69,27 @@ class Rows:
     rows: Tensor  # [n, row_width]
 
 
-def read_whole(view: RingView, slot: int, sequence: int, start: int, stop: int) -> Rows:
+def gather(view: RingView, slot: int, first: int, stop: int) -> Tensor:
+    """Copy positions ``first .. stop-1`` of a ring in this process's own address space."""
+    copy = torch.empty(stop - first, view.shape.row_width, dtype=view.rows.dtype)
+    for span in spans(first, stop, view.shape.capacity):
+        source = view.rows[slot, span.row : span.row + span.stop - span.start]
+        copy[span.start - first : span.stop - first].copy_(source)
+    return copy
+
+
+Gather = Callable[[RingView, int, int, int], Tensor]
+
+
+def read_whole(
+    view: RingView, slot: int, sequence: int, start: int, stop: int, gather: Gather = gather
+) -> Rows:
     """Copy positions ``start .. stop-1`` of `sequence`, less what may have been overwritten.
 
-    The reader's half of the seqlock: copy, then look again. Never waits for the writer. Raises
-    FeatureExpired when the slot is another sequence's, before or after the copy, and ProtocolError
-    when the rows were never written or `slot` does not exist.
+    The reader's half of the seqlock: copy, then look again. Never waits for the writer; `gather`
+    returns when its copy is complete. Raises FeatureExpired when the slot is another sequence's,
+    before or after the copy, and ProtocolError when the rows were never written or `slot` does
+    not exist.
     """
     capacity = view.shape.capacity
     if not 0 <= slot < view.shape.slots or not 0 <= start <= stop:
@@ -74,10 +98,7 @@ def read_whole(view: RingView, slot: int, sequence: int, start: int, stop: int) 
     if stop > high:
         raise ProtocolError(f"rows up to {stop} were asked for, {high} of slot {slot} are written")
     first = min(stop, max(start, oldest_valid(high, capacity)))
-    copy = torch.empty(stop - first, view.shape.row_width, dtype=view.rows.dtype)
-    for span in spans(first, stop, capacity):
-        source = view.rows[slot, span.row : span.row + span.stop - span.start]
-        copy[span.start - first : span.stop - first].copy_(source)
+    copy = gather(view, slot, first, stop)
     # x86 keeps loads in program order; elsewhere the interpreter between the copy and these loads
     # is far longer than any processor reorders across.
     whole = min(stop, max(first, oldest_valid(_height(view, slot, sequence), capacity)))
@@ -91,6 +112,12 @@ def _height(view: RingView, slot: int, sequence: int) -> int:
     if owner != sequence:
         raise FeatureExpired(f"slot {slot} belongs to sequence {owner}, not to {sequence}")
     return high
+
+
+def check_cpu(transport: str, device: str) -> None:
+    """Raise TransportRefused where a host's memory cannot be that of `device`."""
+    if device != CPU:
+        raise TransportRefused(f"transport {transport} has no memory on {device}")
 
 
 @dataclass(frozen=True)
@@ -160,15 +187,30 @@ class FeatureTransport(ABC):
 
     @classmethod
     @abstractmethod
-    def host(cls, run_dir: Path) -> FeatureHost:
-        """The half that the target daemon runs."""
+    def host(
+        cls, run_dir: Path, device: str = CPU, hand_over: HandOver = "synchronise"
+    ) -> FeatureHost:
+        """The half that the target daemon runs, whose rows are made on `device`.
+
+        `hand_over` says how a GPU's rows are handed over: the reply waits for them, or follows
+        the record of an event that the reader polls.
+        """
 
     @classmethod
     @abstractmethod
     def attach(
-        cls, address: str, *, nonce: int, life: int, shape: RingShape, timeout: float
+        cls,
+        address: str,
+        *,
+        nonce: int,
+        life: int,
+        shape: RingShape,
+        timeout: float,
+        device: str = CPU,
     ) -> FeatureGuest:
         """Map what the host at `address` offers, or raise TransportRefused/DeadlineExceeded.
+
+        `device` is where the draft computes.
 
         Another nonce or life than the host's is StaleMessage; `shape.capacity` counts, not how it
         splits into window and guard.

@@ -16,13 +16,16 @@ from protocol.config import RING_SOCKET
 from protocol.errors import InternalError, StaleMessage, TransportRefused
 from protocol.feature_ring import RingShape
 from protocol.transports.base import (
+    CPU,
     NO_OWNER,
     FeatureGuest,
     FeatureHost,
     FeatureTransport,
+    HandOver,
     RingView,
     Rows,
     WeightSpec,
+    check_cpu,
     read_whole,
 )
 
@@ -118,14 +121,25 @@ class Local(FeatureTransport):
     name: ClassVar[str] = "local"
 
     @classmethod
-    def host(cls, run_dir: Path) -> FeatureHost:
+    def host(
+        cls, run_dir: Path, device: str = CPU, hand_over: HandOver = "synchronise"
+    ) -> FeatureHost:
+        del hand_over  # a CPU's rows are there when the reply is sent
+        check_cpu(cls.name, device)
         return LocalHost(run_dir)
 
     @classmethod
     def attach(
-        cls, address: str, *, nonce: int, life: int, shape: RingShape, timeout: float
+        cls,
+        address: str,
+        *,
+        nonce: int,
+        life: int,
+        shape: RingShape,
+        timeout: float,
+        device: str = CPU,
     ) -> FeatureGuest:
-        del timeout  # nothing to wait for
+        del timeout, device  # nothing to wait for; the reader moves its copies itself
         host = _OFFERS.get(address)
         if host is None or host.ring is None:
             raise TransportRefused(f"no target of this process offers a ring at {address}")

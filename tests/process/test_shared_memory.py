@@ -36,8 +36,9 @@ from protocol.errors import (
     TransportRefused,
 )
 from protocol.feature_ring import plan
+from protocol.ring_server import MAX_WAITING
 from protocol.transports.base import WeightSpec
-from protocol.transports.shared_memory import MAX_WAITING, TRANSPORT
+from protocol.transports.shared_memory import TRANSPORT
 
 pytestmark = pytest.mark.process
 SHAPE = plan(slots=2, window=5, widest_forward=4, row_width=6, dtype="float32")
@@ -401,7 +402,7 @@ def test_silent_and_vanishing_guests_lock_nobody_out(host, runtime_dir):
     gone.close()
     host.serve()
     host.serve()
-    assert len(host._waiting) <= MAX_WAITING
+    assert len(host._server.waiting) <= MAX_WAITING
     attach(TRANSPORT, host, runtime_dir, SHAPE).close()
     for guest in silent:
         guest.close()

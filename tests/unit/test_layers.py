@@ -23,7 +23,7 @@ TORCH_PLACES = (
     "protocol/checkpoints/tensors.py",
 )
 ZMQ_PLACES = ("protocol/server.py", "protocol/client.py")
-CUPY_PLACES = ("protocol/transports/cuda_ipc.py",)
+CUPY_PLACES = ("protocol/transports/cupy_runtime.py",)
 FORBIDDEN_MODULES = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "asyncio"}
 FORBIDDEN_CALLS = {"recv_pyobj", "send_pyobj", "eval", "exec"}
 
