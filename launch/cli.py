@@ -24,6 +24,18 @@ VERBS: Final[dict[str, tuple[str, str, str]]] = {
         "generate_command",
         "Generate text from a prompt through two daemons.",
     ),
+    "supervisor": (
+        "launch.commands.supervisor",
+        "supervisor_command",
+        "Run the two daemons and serve clients.",
+    ),
+    "ps": (
+        "launch.commands.ps",
+        "ps_command",
+        "List supervisors and their requests.",
+    ),
+    "status": ("launch.commands.status", "status_command", "Say what a supervisor does, and why."),
+    "cancel": ("launch.commands.cancel", "cancel_command", "End a request of a supervisor."),
     "pull": ("launch.commands.pull", "pull_command", "Fetch and convert a model."),
     "doctor": (
         "launch.commands.doctor",

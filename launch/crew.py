@@ -1,7 +1,7 @@
 """The two daemons of one run: started in parallel, watched, started again, and ended for certain.
 
 `Crew` turns what children and links say into three facts for its owner: a daemon is up, a daemon
-is lost, a request was answered. A lost daemon is started again with a new life, after a back-off.
+is lost, a request was answered. `launch.lives` starts them, and starts a lost one again.
 """
 
 import time
@@ -11,21 +11,27 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from launch.children import Children
 from launch.deadlines_heap import DeadlineHeap, Timer
 from launch.events import Role
 from launch.heartbeat import Heartbeats
 from launch.introductions import Introductions
+from launch.lives import Lives
 from launch.owner import Owner
 from launch.peer import AnyReply, Listed, ListedReply, Peer
-from launch.plan import DaemonStatus, Loading, Plan, Stage
+from launch.plan import Loading, Plan
 from launch.process import Event, Exited
-from launch.restart import Backoff
-from launch.starter import Starter
 from protocol import status
 from protocol.client import Poller
 from protocol.errors import DaemonDied, DaemonError, DeadlineExceeded, ProtocolError, from_wire
-from protocol.messages import DraftHello, Failed, Hello, LinkMessage, TargetHello
+from protocol.messages import (
+    DaemonStatus,
+    DraftHello,
+    Failed,
+    Hello,
+    LinkMessage,
+    Stage,
+    TargetHello,
+)
 from protocol.placement import Placement
 
 ABSENT: Final = DaemonStatus(stage="absent", reason="", life=0, pid=None)
@@ -44,32 +50,24 @@ class Crew:
         command: Callable[[Role, Path], Sequence[str]],
     ) -> None:
         self._plan = plan
-        self._command = command
-        self._poller = poller
         self._timers = timers
         self._owner = owner
-        self._peers: dict[Role, Peer] = {}
-        self._children = Children(poller, timers, self._restart_if_due)
-        self._run_dir = Path()
-        self._starter: Starter | None = None
-        self._introductions = self._introduce(self._run_dir)
+        self._lives = Lives(
+            plan, poller, timers, command=command, tell=self._tell, on_over=self._on_over
+        )
+        self._introductions = self._introduce(Path())
         self._heartbeats = Heartbeats(timers, plan.deadlines, self._hello, self.send)
-        self._backoffs: dict[Role, Backoff] = {
-            role: Backoff(plan.restarts) for role in ("target", "draft")
-        }
-        self._stale = 0  # of lives that are over
-        self.restarts: dict[Role, int] = {"target": 0, "draft": 0}
         self.no_draft = NO_DRAFT if plan.draft is None else "the draft is still loading"
 
     def _introduce(self, run_dir: Path) -> Introductions:
         return Introductions(
             self._plan,
             run_dir,
-            self._peers,
+            self._lives.peers,
             send=self.send,
             on_up=self._up,
             on_stage=self._tell,
-            on_bad_draft=partial(self._lose, kill=True),
+            on_bad_draft=partial(self._lives.lose, kill=True),
         )
 
     def _hello(self, nonce: int) -> Hello:
@@ -77,21 +75,8 @@ class Crew:
 
     def start(self, run_dir: Path, stack: ExitStack) -> None:
         """Read both configs, then spawn both daemons; raises what `prepare` raises."""
-        self._run_dir = run_dir
         self._introductions = self._introduce(run_dir)
-        self._starter = Starter(self._plan, run_dir, self._command)
-        stack.callback(self._close_all)
-        for role in self._starter.roles:
-            self._spawn(self._starter, role)
-
-    def _spawn(self, starter: Starter, role: Role) -> None:
-        peer = starter.peer(role)
-        self._peers[role] = peer
-        peer.start(self._poller, self._run_dir)
-        self._children.watch(peer)
-        due = time.monotonic() + self._plan.deadlines.load
-        peer.load_timer = self._timers.add(due, partial(self._on_load_late, peer))
-        self._tell(peer)
+        self._lives.start(run_dir, stack)
 
     # --- what the owner asks -----------------------------------------------------------------
 
@@ -101,24 +86,26 @@ class Crew:
         return self._introductions.lives
 
     def stage(self, role: Role) -> Stage:
-        peer = self._peers.get(role)
+        peer = self._lives.peers.get(role)
         return "absent" if peer is None else peer.stage
 
     def error(self, role: Role) -> DaemonError | None:
         """Why a daemon failed."""
-        peer = self._peers.get(role)
+        peer = self._lives.peers.get(role)
         return None if peer is None else peer.error
 
     def is_given_up(self, role: Role) -> bool:
         """Whether it failed before it ever served, or so often that it is tried rarely."""
-        peer = self._peers.get(role)
-        if peer is None or peer.stage != "failed":
-            return False
-        return self._backoffs[role].is_left_off or not self._may_restart(peer)
+        return self._lives.is_given_up(role)
 
     def has_failed(self, role: Role) -> bool:
         """Whether its last start came to nothing, or its last life ended."""
-        return self._backoffs[role].failures > 0
+        return self._lives.has_failed(role)
+
+    @property
+    def restarts(self) -> dict[Role, int]:
+        """How often each was started again."""
+        return self._lives.restarts
 
     @property
     def placement(self) -> Placement | None:
@@ -138,10 +125,10 @@ class Crew:
 
     @property
     def num_stale_replies(self) -> int:
-        return self._stale + sum(peer.num_stale_replies for peer in self._peers.values())
+        return self._lives.num_stale_replies
 
     def status(self, role: Role) -> DaemonStatus:
-        peer = self._peers.get(role)
+        peer = self._lives.peers.get(role)
         return ABSENT if peer is None else peer.status()
 
     def send(
@@ -151,7 +138,7 @@ class Crew:
 
         After `soft` seconds from now the owner is told once that the answer is late.
         """
-        peer, now = self._peers[role], time.monotonic()
+        peer, now = self._lives.peers[role], time.monotonic()
         due = max(now, peer.latest_deadline) + seconds
         timer = self._timers.add(due, partial(self._on_late, peer, message, seconds))
         soft_timer = Timer(0.0, None)
@@ -163,31 +150,31 @@ class Crew:
             # Not now: the session that sends is in the middle of its commands.
             self._timers.cancel(timer)
             self._timers.cancel(soft_timer)
-            lose = partial(self._lose, peer, error, kill=True)
+            lose = partial(self._lives.lose, peer, error, kill=True)
             self._timers.add(time.monotonic(), lose)
 
     # --- what the loop reports ---------------------------------------------------------------
 
     def on_readable(self, fd: int) -> None:
         """A descriptor of a child is ready; one that was closed meanwhile is not ours any more."""
-        peer = self._children.find(fd)
+        peer = self._lives.children.find(fd)
         if peer is None:
             return
         events = peer.on_readable(fd)
-        self._children.watch(peer)
+        self._lives.children.watch(peer)
         for event in events:
             self._on_child(peer, event)
 
     def on_replies(self, link: object) -> None:
         """A link has something to read."""
-        for peer in self._peers.values():
+        for peer in self._lives.peers.values():
             if peer.stage == "failed" or peer.link is not link:
                 continue
             for reply in peer.link.receive():
                 if peer.error is not None:
                     return
                 if isinstance(reply, ProtocolError):
-                    self._lose(peer, ProtocolError(f"the {peer.role}: {reply}"), kill=True)
+                    self._lives.lose(peer, ProtocolError(f"the {peer.role}: {reply}"), kill=True)
                 else:
                     self._on_reply(peer, reply)
 
@@ -196,13 +183,13 @@ class Crew:
             case status.Loading(done=done, total=total):
                 self._tell(peer, done, total)
             case status.Ready():
-                self._timers.cancel(peer.load_timer)
+                self._lives.note_loaded(peer)
                 self._introductions.greet(peer)
             case status.LoadFailed(code=code, detail=detail):
-                self._lose(peer, from_wire(code, detail), kill=False)
+                self._lives.lose(peer, from_wire(code, detail), kill=False)
             case Exited():
-                self._lose(peer, DaemonDied(f"the {peer.role} daemon {event}"), kill=False)
-                self._restart_if_due(peer)
+                self._lives.lose(peer, DaemonDied(f"the {peer.role} daemon {event}"), kill=False)
+                self._lives.restart_if_due(peer)
 
     def _on_reply(self, peer: Peer, reply: AnyReply) -> None:
         sent = peer.take(reply)
@@ -216,79 +203,36 @@ class Crew:
         try:
             self._introductions.meet(peer, asked, reply)
         except DaemonError as error:
-            self._lose(peer, error, kill=True)
+            self._lives.lose(peer, error, kill=True)
 
     def _up(self, peer: Peer) -> None:
-        self._backoffs[peer.role].up(time.monotonic())
+        self._lives.note_up(peer)
         self._heartbeats.start(peer)
         self._tell(peer)
         self._owner.on_up(peer.role)
 
     # --- losses ------------------------------------------------------------------------------
 
-    def _on_load_late(self, peer: Peer) -> None:
-        seconds = self._plan.deadlines.load
-        error = DeadlineExceeded(f"the {peer.role} did not load within {seconds:g} s")
-        self._lose(peer, error, kill=True)
-
     def _on_late(self, peer: Peer, message: LinkMessage, seconds: float) -> None:
         verb = type(message).__name__
         if isinstance(message, Listed):
             self._owner.on_late(peer.role, message)
         error = DeadlineExceeded(f"the {peer.role} did not answer {verb} within {seconds:g} s")
-        self._lose(peer, error, kill=True)
+        self._lives.lose(peer, error, kill=True)
 
     def accuse(self, role: Role, life: int, reason: str) -> None:
         """Start a daemon again if it still lives this life; it is not to be trusted any more."""
-        peer = self._peers.get(role)
+        peer = self._lives.peers.get(role)
         if peer is not None and peer.life == life:
-            lose = partial(self._lose, peer, ProtocolError(reason), kill=True)
+            lose = partial(self._lives.lose, peer, ProtocolError(reason), kill=True)
             self._timers.add(time.monotonic(), lose)  # the session that asks is at work
 
-    def _lose(self, peer: Peer, error: DaemonError, *, kill: bool) -> None:
-        """Its life is over. A second reason changes nothing."""
-        if peer.stage == "failed":
-            return
-        peer.stage, peer.error = "failed", error
-        self._timers.cancel(peer.load_timer)
-        sent = peer.forget_sent()
-        for one in sent:
-            one.cancel(self._timers)
-        peer.link.close()
-        self._children.end(peer, kill=kill)
-        now = time.monotonic()
-        delay = self._backoffs[peer.role].failed(now, error)
-        self._tell(peer)
+    def _on_over(self, peer: Peer, error: DaemonError, asked: Listed | None) -> None:
         if peer.role == "draft":
             self.no_draft = str(error)
         else:
             self._introductions.part()
-        if self._may_restart(peer):
-            peer.restart_at = now + delay
-            self._timers.add(peer.restart_at, partial(self._restart_if_due, peer))
-        asked = next((one.message for one in sent if isinstance(one.message, Listed)), None)
         self._owner.on_lost(peer.role, error, asked)
-
-    def _may_restart(self, peer: Peer) -> bool:
-        """A target that cannot even load is an error at once, not a reason to wait."""
-        return peer.role == "draft" or peer.has_served or self.restarts["target"] > 0
-
-    def _restart_if_due(self, peer: Peer) -> None:
-        """Not before its process has ended: it may still hold, or remove, the socket's name."""
-        late = peer.restart_at is not None and time.monotonic() >= peer.restart_at
-        if not late or self._starter is None or peer.child.exited is None:
-            return
-        if self._peers.get(peer.role) is peer:
-            self._stale += peer.num_stale_replies
-            self.restarts[peer.role] += 1
-            self._spawn(self._starter, peer.role)
-
-    def _close_all(self) -> None:
-        """Both end at the same time, within their deadlines."""
-        for peer in self._peers.values():
-            peer.terminate()
-        for peer in self._peers.values():
-            peer.close()
 
     def _tell(self, peer: Peer, done: int = 0, total: int = 0) -> None:
         detail = str(peer.error or "")

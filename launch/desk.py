@@ -4,11 +4,10 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from launch.admission import check_base, check_hints, check_prompt
+from launch.admission import check_hints, check_prompt
 from launch.events import (
     Accuse,
     CancelRequested,
@@ -26,26 +25,16 @@ from launch.events import (
     TargetDown,
     TargetFacts,
 )
+from launch.request import ActiveRequest, Sink, Totals
 from launch.session import Session
 from launch.statistics import Clock, statistics
 from launch.stream import FindStop
 from launch.token_ids import WIDTH
 from protocol.errors import DaemonError, Overloaded, UsageError
-from protocol.messages import Finished, Message, Piece, Refused, Submit
+from protocol.messages import Finished, Piece, Refused, Submit
 
-Sink = Callable[[Message], None]
 MAX_DETAIL: Final = 4096
 _NO_TARGET: Final = TargetFacts(0, 0, 0, 1, 0, 1)  # for the figures of what never began
-
-
-@dataclass(slots=True)
-class _Request:
-    submit: Submit
-    sink: Sink
-    clock: Clock
-    find_stop: FindStop | None
-    died_at: tuple[int, int] | None = None  # how far it had come when the target died of it
-    session: Session | None = None  # None while it waits for a slot
 
 
 class Desk:
@@ -67,13 +56,14 @@ class Desk:
         self._accuse = accuse
         self._max_waiting = max_waiting
         self._numbers = itertools.count(1)
-        self._waiting: deque[_Request] = deque()
-        self._running: dict[int, _Request] = {}  # by sequence
+        self._waiting: deque[ActiveRequest] = deque()
+        self._running: dict[int, ActiveRequest] = {}  # by sequence
         self._outbox: deque[Callable[[], None]] = deque()
         self.transport = "none"
         self.finished = 0
         self.refused = 0
-        self.num_stale_replies = 0
+        self.num_stale_replies = 0  # for nobody
+        self.totals = Totals()
 
     @property
     def waiting(self) -> int:
@@ -82,6 +72,11 @@ class Desk:
     @property
     def running(self) -> int:
         return len(self._running)
+
+    @property
+    def requests(self) -> tuple[ActiveRequest, ...]:
+        """All that have no answer yet: those that run, then those that wait."""
+        return (*self._running.values(), *self._waiting)
 
     @property
     def has_news(self) -> bool:
@@ -93,17 +88,17 @@ class Desk:
 
         `find_stop` is asked about all tokens before they go out, and may end the text.
         """
-        request = _Request(submit, sink, Clock(time.monotonic()), find_stop)
-        if any(other.submit.request == submit.request for other in self._all()):
+        request = ActiveRequest(submit, sink, Clock(time.monotonic()), find_stop)
+        if any(other.submit.request == submit.request for other in self.requests):
             self._refuse(request, UsageError(f"request {submit.request} is running already"))
         elif len(self._waiting) >= self._max_waiting:
             self._refuse(request, Overloaded(f"{self._max_waiting} requests wait already"))
         else:
             self._waiting.append(request)
 
-    def cancel(self, number: int) -> None:
-        """End a request; one that is unknown, or has ended meanwhile, changes nothing."""
-        for request in self._all():
+    def cancel(self, number: int) -> bool:
+        """End a request; False, and nothing changed, for one that is unknown or has ended."""
+        for request in self.requests:
             if request.submit.request != number:
                 continue
             if request.session is not None:
@@ -111,7 +106,8 @@ class Desk:
             else:
                 self._waiting.remove(request)
                 self._conclude(request, self._begin(request, _NO_TARGET, None, ""), "cancelled")
-            return
+            return True
+        return False
 
     def admit(
         self, target: TargetFacts, slots: int, draft: DraftFacts | None, no_draft: str
@@ -123,7 +119,6 @@ class Desk:
             try:
                 tokens = len(submit.prompt) // WIDTH
                 check_prompt(tokens, submit.max_tokens, target.max_positions)
-                check_base(submit.base_pos, tokens)
                 check_hints(submit.hints, target.vocab_size)
             except DaemonError as error:
                 self._refuse(request, error)
@@ -155,7 +150,7 @@ class Desk:
             fatal = for_good or (at == (sequence,) and self._is_second_death(request))
             self.handle(sequence, TargetDown(error, fatal))
 
-    def _is_second_death(self, request: _Request) -> bool:
+    def _is_second_death(self, request: ActiveRequest) -> bool:
         progress = None if request.session is None else request.session.progress
         before, request.died_at = request.died_at, progress
         return before is not None and before == progress
@@ -180,11 +175,8 @@ class Desk:
         """Call from `deliver`, in order with everything else that clients are told."""
         self._outbox.append(call)
 
-    def _all(self) -> tuple[_Request, ...]:
-        return (*self._running.values(), *self._waiting)
-
     def _begin(
-        self, request: _Request, target: TargetFacts, draft: DraftFacts | None, no_draft: str
+        self, request: ActiveRequest, target: TargetFacts, draft: DraftFacts | None, no_draft: str
     ) -> Session:
         sequence = next(self._numbers)
         request.session = Session(
@@ -197,7 +189,9 @@ class Desk:
         )
         return request.session
 
-    def _perform(self, request: _Request, session: Session, commands: tuple[Command, ...]) -> None:
+    def _perform(
+        self, request: ActiveRequest, session: Session, commands: tuple[Command, ...]
+    ) -> None:
         for command in commands:
             match command:
                 case Send(role, item):
@@ -215,7 +209,7 @@ class Desk:
                     del self._running[session.sequence]
                     self._refuse(request, error)
 
-    def _conclude(self, request: _Request, session: Session, reason: Reason) -> None:
+    def _conclude(self, request: ActiveRequest, session: Session, reason: Reason) -> None:
         figures = statistics(
             session.tally,
             request.clock,
@@ -227,12 +221,14 @@ class Desk:
         )
         number = request.submit.request
         self.finished += 1
-        self.num_stale_replies += session.num_stale_replies
+        self.totals.add(session)
         finished = Finished(request=number, finish_reason=reason, statistics=figures)
         self.tell(partial(request.sink, finished))
 
-    def _refuse(self, request: _Request, error: DaemonError) -> None:
+    def _refuse(self, request: ActiveRequest, error: DaemonError) -> None:
         self.refused += 1
+        if request.session is not None:
+            self.totals.add(request.session)
         refusal = Refused(
             request=request.submit.request, code=error.code, detail=str(error)[:MAX_DETAIL]
         )

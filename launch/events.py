@@ -7,6 +7,7 @@ from protocol.errors import DaemonError
 from protocol.messages import (
     ClosedItem,
     CloseItem,
+    DaemonRole,
     DraftHello,
     IngestedItem,
     IngestItem,
@@ -26,7 +27,7 @@ from protocol.messages import (
     VerifyItem,
 )
 
-Role: TypeAlias = Literal["target", "draft"]
+Role: TypeAlias = DaemonRole
 Reason: TypeAlias = Literal["stop", "length", "cancelled"]
 Request: TypeAlias = (
     OpenItem | PrefillItem | ReplayItem | IngestItem | ProposeItem | VerifyItem | CloseItem

@@ -8,7 +8,6 @@ from typing import Final
 
 from launch.deadlines_heap import DeadlineHeap, Timer
 from launch.events import Role
-from launch.plan import DaemonStatus, Stage
 from launch.process import Child, Event
 from protocol.client import Link, Poller
 from protocol.config import DRAFT_SOCKET, TARGET_SOCKET
@@ -16,6 +15,7 @@ from protocol.errors import DaemonError, InternalError
 from protocol.messages import (
     Close,
     Closed,
+    DaemonStatus,
     DraftHello,
     Failed,
     Hello,
@@ -32,6 +32,7 @@ from protocol.messages import (
     Proposed,
     Replay,
     Replayed,
+    Stage,
     TargetHello,
     Verified,
     Verify,

@@ -1,4 +1,4 @@
-"""What a supervisor is asked to run, and what it says about itself: two frozen structs."""
+"""What a supervisor is asked to run, and what it says while it starts: two frozen structs."""
 
 from typing import Literal
 
@@ -6,10 +6,7 @@ import msgspec
 
 from launch.restart import Restarts
 from protocol.config import Deadlines, DType, FrozenConfig, Positive
-from protocol.messages import DraftHello, TargetHello
-
-Stage = Literal["absent", "loading", "greeting", "pairing", "ready", "failed"]
-Mode = Literal["speculative", "autoregressive"]
+from protocol.messages import DaemonRole, Stage
 
 
 class Plan(FrozenConfig, frozen=True, kw_only=True):
@@ -38,38 +35,8 @@ class Plan(FrozenConfig, frozen=True, kw_only=True):
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a daemon's start, for a progress line."""
 
-    role: Literal["target", "draft"]
+    role: DaemonRole
     stage: Stage
     done: int = 0
     total: int = 0
     detail: str = ""
-
-
-class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One daemon as the supervisor sees it; `reason` says why it is not ready."""
-
-    stage: Stage
-    reason: str
-    life: int
-    pid: int | None
-
-
-class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs, how, and why; counts since the start."""
-
-    mode: Mode
-    mode_reason: str
-    transport: str
-    transport_reason: str
-    target: DaemonStatus
-    draft: DaemonStatus
-    target_facts: TargetHello | None
-    draft_facts: DraftHello | None
-    running: int
-    waiting: int
-    finished: int
-    refused: int
-    num_stale_replies: int
-    num_draft_restarts: int
-    num_target_restarts: int
-    load_seconds: float  # from start to the first moment a request could run

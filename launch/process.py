@@ -28,6 +28,7 @@ from protocol.status import MAX_LINE_BYTES, Status, decode_status
 # What a service manager says to the supervisor alone.
 _NOT_INHERITED: Final = ("NOTIFY_SOCKET", "CREDENTIALS_DIRECTORY")
 _NOT_INHERITED_PREFIXES: Final = ("WATCHDOG_", "LISTEN_")
+MAX_SHOWN_LOG: Final = 4096  # characters of its end, in a sentence that travels
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Exited:
             how = "did not end when it was killed"
         else:
             how = f"ended with exit code {self.code}"
-        return f"{how}: {self.log}" if self.log else how
+        return f"{how}: {self.log[-MAX_SHOWN_LOG:]}" if self.log else how
 
 
 Event = Status | Exited

@@ -2,7 +2,7 @@
 
 from launch.draft_side import Block, DraftSide
 from launch.events import Finish, TargetFacts
-from launch.hints import Guesses
+from launch.hints import Guesses, Mode
 from launch.journal import Journal
 from launch.outstanding import Outstanding
 from launch.policy import WidthPolicy
@@ -42,7 +42,12 @@ class Rounds:
         self._tally = tally
         self._policy = policy
         self._find_stop = find_stop
-        self.guesses = Guesses(dict(submit.hints), ngram=submit.ngram)
+        self._guesses = Guesses(dict(submit.hints), ngram=submit.ngram)
+
+    @property
+    def mode(self) -> Mode:
+        """How the request goes on from here, and why."""
+        return self._guesses.mode(self._draft.mode())
 
     def ask(self, target: TargetFacts) -> None:
         """Propose where a draft is open and more than one token is wanted; else verify alone."""
@@ -65,7 +70,7 @@ class Rounds:
         """Send the block of this round: the pending token, then proposals and guesses."""
         journal, block, base = self._journal, self._draft.block, self._journal.committed
         budget = self._limit - journal.emitted
-        self.guesses.complete(block, journal, min(budget, target.max_width) - 1)
+        self._guesses.complete(block, journal, min(budget, target.max_width) - 1)
         tokens = one_id(journal.pending) + block.proposed
         self._asked.ask_again("target", VerifyItem, base_pos=base, tokens=tokens, budget=budget)
 

@@ -7,7 +7,7 @@ over lists. At most one request per daemon is outstanding; a reply that is not i
 
 from typing import Literal, assert_never
 
-from launch.answers import target_defect
+from launch.answers import prefill_defect, replay_defect, verdict_defect
 from launch.building import Building
 from launch.draft_side import DraftSide
 from launch.events import (
@@ -30,6 +30,7 @@ from launch.events import (
     TargetUp,
     Withdrawn,
 )
+from launch.hints import Mode
 from launch.journal import Journal
 from launch.outstanding import Outstanding
 from launch.policy import FullWidth, WidthPolicy
@@ -86,7 +87,7 @@ class Session:
             asked=self._asked,
             tally=self.tally,
         )
-        self.mode: tuple[Literal["speculative", "autoregressive"], str] = ("autoregressive", "")
+        self._final_mode: Mode | None = None
         self.phase: Phase = "new"
         self.target = target
         self._target_alive = True
@@ -101,7 +102,8 @@ class Session:
             policy or FullWidth(),
             find_stop,
         )
-        self._building = Building(submit, self.journal, self._asked, self.tally)
+        self._slot = -1
+        self._building = Building(self.journal, self._asked)
         self._accused_at = (-1, -1)
         self._outcome: Finish | Fail | None = None
 
@@ -114,6 +116,11 @@ class Session:
         """How far it has come, in any life: positions of the prompt, and tokens emitted."""
         return self._building.furthest, self.journal.emitted
 
+    @property
+    def mode(self) -> Mode:
+        """How it runs, or how it ran when it ended, and why."""
+        return self._final_mode or self._rounds.mode
+
     def handle(self, event: Event) -> tuple[Command, ...]:
         """Take in one event; the commands are to be performed in order."""
         match event:
@@ -122,7 +129,7 @@ class Session:
             case Start():
                 if self.phase == "new":
                     self.phase = "opening"
-                    self._building.open()
+                    self._asked.ask("target", OpenItem, sampling=self.submit.sampling)
             case DraftUp() | DraftDown() | DraftLate() | Withdrawn():
                 self._on_draft(event)
             case TargetDown(error, fatal):
@@ -140,8 +147,6 @@ class Session:
         self._commands.clear()
         return commands
 
-    # --- what to do next
-
     def _advance(self) -> None:
         """Ask for the next thing when nothing that it depends on is outstanding."""
         asked, draft = self._asked, self.draft
@@ -152,7 +157,8 @@ class Session:
             return
         if self.phase not in ("prefilling", "decoding"):
             return
-        draft.open(self._building.opened)
+        if draft.stage == "available" and "draft" not in asked:
+            draft.open(self._slot)
         if "target" in asked:
             return
         if self.phase == "prefilling":
@@ -192,9 +198,6 @@ class Session:
                     self._rounds.verify(self.target)
 
     def _on_target_reply(self, asked: Request, item: Result) -> None:
-        if defect := target_defect(asked, item, self.target.vocab_size):
-            self._distrust_target(defect)
-            return
         match asked, item:
             case OpenItem(), ItemFailed():
                 self.phase = "new"  # there is nothing to close
@@ -202,27 +205,39 @@ class Session:
             case _, ItemFailed():
                 self._end(Fail(from_wire(item.code, item.detail)))
             case OpenItem(), OpenedItem():
-                self._building.on_opened(item)
+                self._slot = item.slot
                 self.phase = "prefilling"
             case PrefillItem(), PrefilledItem():
                 self._on_prefilled(asked, item)
             case ReplayItem(), ReplayedItem():
-                self._on_replayed(item)
+                self._on_replayed(asked, item)
             case VerifyItem(), Verdict():
-                self._end_if(self._rounds.commit(asked, item))
+                self._on_verdict(asked, item)
             case _:  # pragma: no cover  # `Outstanding.take` pairs requests and answers
                 raise InternalError(f"{type(item).__name__} cannot answer {type(asked).__name__}")
 
     def _on_prefilled(self, asked: PrefillItem, item: PrefilledItem) -> None:
+        if defect := prefill_defect(asked, item, self.target.vocab_size):
+            self._distrust_target(defect)
+            return
         if self._building.on_prefilled(asked, item):
             self.tally.prefill_seconds += item.seconds
             number, total = self.submit.request, self.journal.prompt_tokens
             self._asked.tell(Progress(request=number, done=item.committed, total=total))
         if self._building.is_done:
             self.phase = "decoding"
-            self._end_if(self._rounds.begin(item))
+            self._end(self._rounds.begin(item))
 
-    def _on_replayed(self, item: ReplayedItem) -> None:
+    def _on_verdict(self, asked: VerifyItem, item: Verdict) -> None:
+        if defect := verdict_defect(asked, item, self.target.vocab_size):
+            self._distrust_target(defect)
+        else:
+            self._end(self._rounds.commit(asked, item))
+
+    def _on_replayed(self, asked: ReplayItem, item: ReplayedItem) -> None:
+        if defect := replay_defect(asked, item):
+            self._distrust_target(defect)
+            return
         self.tally.num_replay_mismatches += item.mismatches
         self._building.on_replayed(item)
         if self._building.is_done:
@@ -230,23 +245,18 @@ class Session:
 
     # --- ends and losses
 
-    def _end_if(self, finish: Finish | None) -> None:
-        if finish is not None:
-            self._end(finish)
-
-    def _end(self, outcome: Finish | Fail) -> None:
-        """Close on both sides; the outcome goes out when they have answered."""
-        if self.phase in ("closing", "done"):
+    def _end(self, outcome: Finish | Fail | None) -> None:
+        """Close on both sides; the outcome, if any, goes out when they have answered."""
+        if outcome is None or self.phase in ("closing", "done"):
             return
+        self._final_mode = self._rounds.mode
         opened, self.phase, self._outcome = self.phase != "new", "closing", outcome
-        self.mode = self._rounds.guesses.mode(self.draft.mode())
         keep = self.journal.committed if self.journal.emitted else self._building.prefilled
-        retain = self.submit.retain and isinstance(outcome, Finish)
         if self._target_alive and opened:
-            self._asked.ask("target", CloseItem, keep=keep, retain=retain)
+            self._asked.ask("target", CloseItem, keep=keep)
         if self.draft.holds_slot:
             is_late = self._asked.is_late
-            self._asked.ask("draft", CloseItem, keep=keep, retain=retain)
+            self._asked.ask("draft", CloseItem, keep=keep)
             if is_late:  # the client need not wait for it
                 self._asked.defer(self._asked.round)
 
@@ -266,7 +276,7 @@ class Session:
             return
         self.tally.num_target_restarts += 1
         self.target, self._target_alive, self.phase = facts, True, "opening"
-        self._building.open()
+        self._asked.ask("target", OpenItem, sampling=self.submit.sampling)
 
     def _distrust_target(self, defect: str) -> None:
         """It has lost count of the sequence: another life is tried, and fails only if that does."""

@@ -7,9 +7,9 @@ beginning of a stop string.
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
+from protocol.messages import MAX_STOP_CHARS, MAX_STOPS
+
 REPLACEMENT: Final = "\ufffd"
-MAX_STOPS: Final = 16
-MAX_STOP_CHARS: Final = 1024
 
 Decode = Callable[[Sequence[int]], str]
 FindStop = Callable[[Sequence[int]], int | None]

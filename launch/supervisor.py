@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Self
 
 from launch.crew import Crew
-from launch.deadlines_heap import DeadlineHeap
-from launch.desk import Desk, Sink
+from launch.deadlines_heap import DeadlineHeap, Timer
+from launch.desk import Desk
 from launch.dispatch import Dispatch
 from launch.events import (
     DeadlineExpired,
@@ -31,13 +31,15 @@ from launch.events import (
 )
 from launch.patience import Patience
 from launch.peer import Listed, ListedReply
-from launch.plan import Loading, Plan, Status
+from launch.plan import Loading, Plan
+from launch.reporting import report
+from launch.request import Sink
 from launch.starter import installed
 from launch.stream import FindStop
 from launch.turns import ComputeItem, shares_cores
 from protocol.client import Poller
 from protocol.errors import DaemonError, Unavailable
-from protocol.messages import Cancel, Failed, ItemFailed, Submit
+from protocol.messages import Cancel, Failed, ItemFailed, StatusReport, Submit
 from protocol.run_directory import RunDirectory, sweep_orphans
 
 
@@ -65,6 +67,7 @@ class Supervisor:
         self._dispatch = Dispatch(self._crew, self._patience, self._withdraw)
         self._desk = Desk(self._dispatch.send, self._crew.accuse, max_waiting=plan.max_waiting)
         self._watched: dict[int, Callable[[], None]] = {}
+        self._run_dir = Path()
         self._began = 0.0
         self._load_seconds = 0.0
 
@@ -73,11 +76,16 @@ class Supervisor:
         sweep_orphans()
         named = None if self._plan.run_dir is None else Path(self._plan.run_dir)
         with ExitStack() as stack:
-            run_dir = stack.enter_context(RunDirectory(named)).path
+            self._run_dir = stack.enter_context(RunDirectory(named)).path
             stack.enter_context(self._poller)
-            self._crew.start(run_dir, stack)
+            self._crew.start(self._run_dir, stack)
             self._stack = stack.pop_all()
         return self
+
+    @property
+    def run_dir(self) -> Path:
+        """The private folder of this run; only inside the ``with``."""
+        return self._run_dir
 
     def __exit__(
         self,
@@ -90,8 +98,12 @@ class Supervisor:
     def close(self) -> None:
         """End both daemons and remove the run directory; requests that still run are refused."""
         with self._stack:
-            self._desk.abandon(Unavailable("the supervisor is ending"))
-            self._desk.deliver()
+            self.abandon(Unavailable("the supervisor is ending"))
+
+    def abandon(self, error: DaemonError) -> None:
+        """Answer every request that has no answer yet with `error`, at once."""
+        self._desk.abandon(error)
+        self._desk.deliver()
 
     # --- what a client asks ------------------------------------------------------------------
 
@@ -104,31 +116,22 @@ class Supervisor:
         self._desk.submit(submit, sink, find_stop)
         self._admit()
 
-    def cancel(self, cancel: Cancel) -> None:
-        """End a request within one round or prefill chunk; it still gets its Finished."""
-        self._desk.cancel(cancel.request)
-        self._admit()
+    def cancel(self, cancel: Cancel) -> bool:
+        """End a request within one round or prefill chunk; it still gets its Finished.
 
-    def describe(self) -> Status:
+        False when there is none of that number any more.
+        """
+        known = self._desk.cancel(cancel.request)
+        self._admit()
+        return known
+
+    def describe(self) -> StatusReport:
         """What runs, how, and why."""
-        crew, desk = self._crew, self._desk
-        placement, ready = crew.placement, crew.stage("draft") == "ready"
-        return Status(
-            mode="speculative" if ready else "autoregressive",
-            mode_reason="" if ready else crew.no_draft,
-            transport=desk.transport,
-            transport_reason=crew.no_draft if placement is None else placement.reason,
-            target=crew.status("target"),
-            draft=crew.status("draft"),
-            target_facts=crew.target_hello,
-            draft_facts=crew.draft_hello,
-            running=desk.running,
-            waiting=desk.waiting,
-            finished=desk.finished,
-            refused=desk.refused,
-            num_stale_replies=desk.num_stale_replies + crew.num_stale_replies,
-            num_draft_restarts=crew.restarts["draft"],
-            num_target_restarts=crew.restarts["target"],
+        return report(
+            self._crew,
+            self._desk,
+            now=time.monotonic(),
+            began=self._began,
             load_seconds=self._load_seconds,
         )
 
@@ -168,10 +171,21 @@ class Supervisor:
             raise error
         return self._is_settled()
 
-    def watch(self, fd: int, on_ready: Callable[[], None]) -> None:
-        """Call `on_ready` whenever `fd` can be read, as for `launch.interrupts`."""
+    def watch(self, fd: int, on_ready: Callable[[], None], *, write: bool = False) -> None:
+        """Call `on_ready` whenever `fd` can be read, or written if asked for that as well.
+
+        Watching it again changes that.
+        """
         self._watched[fd] = on_ready
-        self._poller.add(fd)
+        self._poller.add(fd, write=write)
+
+    def call_later(self, seconds: float, action: Callable[[], None]) -> Timer:
+        """Call `action` from `step`, once, after so many seconds, unless it is called off."""
+        return self._timers.add(time.monotonic() + seconds, action)
+
+    def call_off(self, timer: Timer) -> None:
+        """Do not; harmless when it was called."""
+        self._timers.cancel(timer)
 
     def unwatch(self, fd: int) -> None:
         """Stop that, before `fd` is closed."""

@@ -42,9 +42,10 @@ class Deadlines(FrozenConfig, frozen=True, kw_only=True):
     soft_seed: Timeout = 0.25  # of a draft whose times are not known yet: see launch.patience
     soft_least: Timeout = 0.02
     hard_least: Timeout = 2.0
-    target_least: Timeout = 8.0  # of a round or chunk, whose times are known
     heartbeat: Timeout = 3.0  # a daemon that was asked nothing for so long is asked for a sign
     heartbeat_answer: Timeout = 5.0
+    client: Timeout = 5.0  # of a supervisor that a command asks what it can say at once
+    farewell: Timeout = 1.0  # of clients that are to read their last word when it ends
 
 
 class TargetConfig(FrozenConfig, frozen=True, kw_only=True):
@@ -86,6 +87,7 @@ class DraftConfig(FrozenConfig, frozen=True, kw_only=True):
 TARGET_SOCKET: Final = "target.sock"
 DRAFT_SOCKET: Final = "draft.sock"
 RING_SOCKET: Final = "ring.sock"
+CLIENT_SOCKET: Final = "dflash.sock"  # of the supervisor
 
 
 def write_config(config: FrozenConfig, path: Path) -> None:

@@ -7,7 +7,6 @@ the process stands alone (`protocol.standing`).
 """
 
 import logging
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -23,11 +22,9 @@ from protocol.config import (
     TargetConfig,
     read_config,
 )
-from protocol.core_dumps import refuse_core_dumps
 from protocol.ending import Ended
 from protocol.errors import UsageError
 from protocol.messages import LinkMessage
-from protocol.notify import Notifier
 from protocol.server import Server, serve
 from protocol.standing import StatusStream, stand
 from protocol.state import (
@@ -86,12 +83,10 @@ def _run(
     arguments: Sequence[str],
     build: Callable[[Config, Progress], AbstractContextManager[Daemon[Request]]],
 ) -> int:
-    status, notifier = StatusStream(), Notifier()
+    status = StatusStream()
     try:
-        refuse_core_dumps()
-        notifier = Notifier.of(os.environ)
         config = read_config(kind, _config_path(arguments))
-        _serve(link, config, served, build, status, notifier)
+        _serve(link, config, served, build, status)
     except Ended as error:
         log.info("%s", error)
     except Exception as error:  # noqa: BLE001 -- the boundary of the process, which ends with it
@@ -99,7 +94,6 @@ def _run(
         status.write(LoadFailed(code=ours.code, detail=str(ours)[:MAX_DETAIL]))
         return ours.exit_code
     finally:
-        notifier.stopping()
         status.close()
     return 0
 
@@ -110,7 +104,6 @@ def _serve(
     served: tuple[str, tuple[type[Request], ...]],
     build: Callable[[Config, Progress], AbstractContextManager[Daemon[Request]]],
     status: StatusStream,
-    notifier: Notifier,
 ) -> None:
     if not isinstance(config, TargetConfig | DraftConfig):
         raise UsageError(f"{type(config).__name__} is no daemon's config")
@@ -122,7 +115,6 @@ def _serve(
     def progress(done: int, total: int) -> None:
         standing.endings.check()
         status.write(Loading(done=done, total=total))
-        notifier.loading(f"loading: {done} of {total}")
 
     with ExitStack() as stack:
         standing = stack.enter_context(stand(config))
@@ -133,9 +125,7 @@ def _serve(
         daemon = stack.enter_context(build(config, progress))
         standing.endings.check()
         status.write(Ready())
-        notifier.ready(f"the {link} is loaded")
-        extra, endings = daemon.extra(), standing.endings
-        serve(server, daemon.handle, extra=extra, lifeline=endings, notifier=notifier)
+        serve(server, daemon.handle, extra=daemon.extra(), lifeline=standing.endings)
         log.info("%s", standing.endings.reason)
 
 

@@ -20,7 +20,6 @@ MAX_HINTS: Final = 1 << 17
 Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Position = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
-Earlier = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1)]  # an ended sequence; -1: none
 Slot = Annotated[int, Meta(ge=-1, le=4095)]
 Token = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
@@ -31,6 +30,14 @@ TokenBytes = Annotated[bytes, Meta(max_length=MAX_TOKEN_BYTES)]  # int32, little
 Ids = Annotated[tuple[Count, ...], Meta(max_length=4096)]
 Hints = Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=MAX_HINTS)]
 Finish = Literal["", "stop", "length"]
+
+MAX_STOPS: Final = 16
+MAX_STOP_CHARS: Final = 1024
+MAX_REPORTED: Final = 256  # requests that one report lists
+StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+DaemonRole = Literal["target", "draft"]
+Mode = Literal["speculative", "autoregressive"]
+Stage = Literal["absent", "loading", "greeting", "pairing", "ready", "failed", "parked"]
 
 MAX_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
@@ -240,19 +247,11 @@ AllLogprobs = Annotated[tuple[TokenLogprobs, ...], Meta(max_length=MAX_TOKENS_A_
 
 
 class OpenItem(Item, frozen=True, kw_only=True):
-    """A new sequence. `slot` is -1 to the target, which assigns one; the draft is told which.
-
-    It may go on where a sequence that was closed with `retain` has state: `prefix` (target only)
-    holds the tokens that may be found there. The draft is told what the target answered.
-    """
+    """A new sequence. `slot` is -1 to the target, which assigns one; the draft is told which."""
 
     slot: Slot = -1
     sampling: Sampling = Sampling()
     draft_context: Count = 0  # draft only: rows of context to attend to; 0: its own default
-    prefix: TokenBytes = b""
-    continues: Earlier = -1
-    committed: Position = 0
-    oldest: Position = 0
 
 
 class Open(LinkMessage, frozen=True, kw_only=True):
@@ -262,16 +261,9 @@ class Open(LinkMessage, frozen=True, kw_only=True):
 
 
 class OpenedItem(Item, frozen=True, kw_only=True):
-    """The slot of a sequence: its index in the feature ring, and the state that it begins with.
-
-    `committed` positions have state, which sequence `continues` left. The ring holds their feature
-    rows from position `oldest` on. A draft answers how many positions it needs no rows of any more.
-    """
+    """The slot of a sequence: its index in the feature ring."""
 
     slot: Slot
-    continues: Earlier = -1
-    committed: Position = 0
-    oldest: Position = 0
 
 
 class Opened(LinkMessage, frozen=True, kw_only=True):
@@ -433,13 +425,9 @@ class Verified(LinkMessage, frozen=True, kw_only=True):
 
 
 class CloseItem(Item, frozen=True, kw_only=True):
-    """End of a sequence; rows from position `keep` on are dropped before the slot is freed.
-
-    With `retain` the others stay until another sequence takes the slot, or continues them.
-    """
+    """End of a sequence; rows from position `keep` on are dropped before the slot is freed."""
 
     keep: Position = 0
-    retain: bool = False
 
 
 class Close(LinkMessage, frozen=True, kw_only=True):
@@ -463,8 +451,19 @@ class Closed(LinkMessage, frozen=True, kw_only=True):
 # --- clients ---------------------------------------------------------------------------------
 
 
+class Welcome(Message, frozen=True, kw_only=True):
+    """supervisor -> client: the first message of a connection; what serves at this socket."""
+
+    wire_version: Count
+    pid: Count
+    model: Text  # the target's folder, which has the tokenizer and the chat template
+    draft: Text  # the draft's folder; empty: none
+    max_positions: Count  # what prompt and text may have together
+    vocab_size: Count
+
+
 class Submit(Message, frozen=True, kw_only=True):
-    """client -> supervisor: a request; answered by Piece messages, then Finished or Refused."""
+    """client -> supervisor: a request; answered by Accepted, Pieces, then Finished or Refused."""
 
     request: Id
     prompt: TokenBytes
@@ -473,14 +472,21 @@ class Submit(Message, frozen=True, kw_only=True):
     draft_context: Count = 0
     hints: Hints = ()  # (generated position, id): guesses that override the draft's
     ngram: bool = False  # propose what followed the last tokens when they came before
-    base_pos: Position = 0  # positions of the prompt that may have state already
-    retain: bool = False  # leave the state for a request that begins with the same tokens
+    stops: Annotated[tuple[StopText, ...], Meta(max_length=MAX_STOPS)] = ()  # texts that end it
+
+
+class Accepted(Message, frozen=True, kw_only=True):
+    """supervisor -> client: a Submit has its number here, which every later message states."""
+
+    asked: Id  # the number in Submit, the client's own
+    request: Id
 
 
 class Cancel(Message, frozen=True, kw_only=True):
-    """client -> supervisor: end a request within one round or prefill chunk."""
+    """client -> supervisor: end a request, anybody's, within one round or prefill chunk."""
 
     request: Id
+    operation: Id = 0  # repeated in the answer, Done or Denied
 
 
 class Progress(Message, frozen=True, kw_only=True):
@@ -554,4 +560,86 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_target_restarts: Count = 0  # lives of the target after the request's first
     num_replay_mismatches: Count = 0  # emitted tokens that a new life would have chosen otherwise
     num_late_proposals: Count = 0  # that came when the round had gone on without them
-    num_kept_tokens: Count = 0  # of the prompt, whose state an earlier request had left
+
+
+# --- operations --------------------------------------------------------------------------------
+
+
+class Status(Message, frozen=True, kw_only=True):
+    """client -> supervisor: what runs, how, and why; answered with StatusReport."""
+
+
+class Watch(Message, frozen=True, kw_only=True):
+    """client -> supervisor: a StatusReport now, and one after each `seconds` from then on."""
+
+    seconds: Annotated[float, Meta(ge=0.1, le=3600.0)]
+
+
+class Done(Message, frozen=True, kw_only=True):
+    """supervisor -> client: an operation has been carried out; `detail` is one sentence."""
+
+    operation: Id
+    detail: Text
+
+
+class Denied(Message, frozen=True, kw_only=True):
+    """supervisor -> client: an operation was refused, or failed; what ran before runs on."""
+
+    operation: Id
+    code: Name
+    detail: Text
+
+
+class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One daemon as the supervisor sees it; `reason` says why it is not ready."""
+
+    stage: Stage
+    reason: Text
+    life: Id
+    pid: Count | None
+
+
+class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One request that has no answer yet; counts are those of its Statistics so far."""
+
+    request: Id
+    phase: Name  # "waiting" for a slot, or the session's phase
+    prompt_tokens: Count
+    prefilled_tokens: Count
+    completion_tokens: Count
+    max_tokens: Count
+    mode: Mode
+    mode_reason: Text
+    num_rounds: Count
+    num_draft_tokens: Count
+    num_accepted_tokens: Count
+    seconds: Seconds  # since it was submitted
+
+
+class StatusReport(Message, frozen=True, kw_only=True):
+    """supervisor -> client: answer to Status; counts are of all requests since the start."""
+
+    pid: Count
+    seconds: Seconds  # since the start
+    mode: Mode
+    mode_reason: Text
+    transport: Name
+    transport_reason: Text
+    target: DaemonStatus
+    draft: DaemonStatus
+    target_facts: TargetHello | None
+    draft_facts: DraftHello | None
+    running: Count
+    waiting: Count
+    finished: Count
+    refused: Count
+    num_stale_replies: Id
+    num_draft_restarts: Count
+    num_target_restarts: Count
+    load_seconds: Seconds  # from the start to the first moment a request could run
+    completion_tokens: Id
+    num_rounds: Id
+    num_drafts: Id
+    num_draft_tokens: Id
+    num_accepted_tokens: Id
+    requests: Annotated[tuple[RequestStatus, ...], Meta(max_length=MAX_REPORTED)] = ()

@@ -151,9 +151,9 @@ def sweep_orphans() -> int:
     """Remove this user's run directories whose processes are all dead; returns how many."""
     return sum(
         remove_if_orphaned(path)
-        for base in _bases()
-        for path in base.glob(f"{_prefix()}*")
-        if _is_private(path)
+        for base in bases()
+        for path in base.glob(f"{prefix()}*")
+        if is_private(path)
     )
 
 
@@ -177,7 +177,7 @@ def _own(path: Path) -> int:
 def _open_owner_lock(path: Path) -> int:
     try:
         path.mkdir(mode=0o700, exist_ok=True)
-        if not _is_private(path):
+        if not is_private(path):
             raise PermissionRefused(f"{path} is not a private folder (mode 0700) of this user")
         return os.open(path / OWNER_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -215,23 +215,24 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _prefix() -> str:
+def prefix() -> str:
+    """How the names of this user's run directories begin."""
     return f"dflashd-{os.getuid()}-"
 
 
-def _bases() -> list[Path]:
+def bases() -> list[Path]:
     """Folders that may hold run directories, best first."""
     named = os.environ.get(RUNTIME_VARIABLE, "")
     if named:
         return [Path(named)]
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    private = [Path(runtime)] if runtime and _is_private(Path(runtime)) else []
+    private = [Path(runtime)] if runtime and is_private(Path(runtime)) else []
     return [*private, Path(tempfile.gettempdir())]
 
 
 def _new_path() -> Path:
-    name = _prefix() + secrets.token_hex(_NAME_BYTES)
-    paths = [base.absolute() / name for base in _bases()]
+    name = prefix() + secrets.token_hex(_NAME_BYTES)
+    paths = [base.absolute() / name for base in bases()]
     fitting = [path for path in paths if _socket_bytes(path) <= MAX_SOCKET_PATH]
     return (fitting or paths)[0]
 
@@ -249,7 +250,7 @@ def _check_length(path: Path) -> None:
         )
 
 
-def _is_private(path: Path) -> bool:
+def is_private(path: Path) -> bool:
     """A folder, no link, of this user, closed to all others."""
     try:
         facts = path.lstat()

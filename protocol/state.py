@@ -10,9 +10,12 @@ from typing import Final, Literal, get_args
 
 from protocol.errors import ProtocolError
 from protocol.messages import (
+    Accepted,
     Cancel,
     Close,
     Closed,
+    Denied,
+    Done,
     DraftHello,
     Failed,
     Finished,
@@ -35,10 +38,14 @@ from protocol.messages import (
     Refused,
     Replay,
     Replayed,
+    Status,
+    StatusReport,
     Submit,
     TargetHello,
     Verified,
     Verify,
+    Watch,
+    Welcome,
 )
 
 LinkName = Literal["target", "draft"]
@@ -47,8 +54,10 @@ TargetRequest = Hello | Open | Prefill | Replay | Verify | Close
 DraftRequest = Hello | Pair | Open | Ingest | Propose | Close
 TargetReply = TargetHello | Opened | Prefilled | Replayed | Verified | Closed | Failed
 DraftReply = DraftHello | Paired | Opened | Ingested | Proposed | Closed | Failed
-ClientRequest = Submit | Cancel
-ClientReply = Progress | Piece | Finished | Refused
+ClientRequest = Submit | Cancel | Status | Watch
+ClientReply = (
+    Welcome | Accepted | Progress | Piece | Finished | Refused | Done | Denied | StatusReport
+)
 
 # What each end of each link admits; `protocol.codec.decode` takes one of these.
 TARGET_REQUESTS: Final[tuple[type[TargetRequest], ...]] = get_args(TargetRequest)

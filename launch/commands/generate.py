@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from launch.commands.pair import connect_option, refuse_loading_options
 from launch.commands.sampling import sampling_options
 from launch.commands.settings import config_option, settings
 from launch.settings import Setting
@@ -29,6 +30,7 @@ MAX_TOKENS = (1 << 31) - 1
     "--system", cls=Setting, metavar="TEXT", help="A system message for the chat template."
 )
 @settings("dtype", "exact", "threads")
+@connect_option("Use the supervisor that runs; with PATH or NAME, that one.")
 @config_option
 @click.option(
     "--trace",
@@ -48,6 +50,8 @@ def generate_command(**arguments: object) -> int:
     Without PROMPT, or with '-', the prompt is read from standard input. The text is the target
     model's own; a draft only makes it come sooner.
     """
+    if arguments["connect"] is not None:
+        refuse_loading_options(click.get_current_context())
     from launch.commands.generation import Options, generate  # noqa: PLC0415 - not for --help
 
     return generate(Options(**arguments))  # type: ignore[arg-type]  # click has checked them

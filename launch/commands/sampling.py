@@ -15,9 +15,17 @@ import msgspec
 from msgspec import inspect
 
 from launch.settings import Setting
-from launch.stream import MAX_STOP_CHARS, MAX_STOPS, TextStream
+from launch.stream import TextStream
 from protocol.errors import UsageError
-from protocol.messages import MAX_BIASES, MAX_HINTS, MAX_LOGPROBS, Hints, Sampling
+from protocol.messages import (
+    MAX_BIASES,
+    MAX_HINTS,
+    MAX_LOGPROBS,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    Hints,
+    Sampling,
+)
 
 if TYPE_CHECKING:  # not for --help, which need not wait for the tokenizers library
     from launch.tokenizer import TextTokenizer

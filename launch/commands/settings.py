@@ -70,6 +70,18 @@ SETTINGS: Final[dict[str, Decorator]] = {
         help="Where the keys lie.  [default: /etc/dflash/keys for root, else the user's settings]",
     ),
     "threads": _option("--threads", type=click.IntRange(0, 4096), default=0, help=_THREADS),
+    "slots": _count("--slots", 2, "How many requests run at the same time."),
+    "max_positions": _option(
+        "--max-positions",
+        type=click.IntRange(0, (1 << 31) - 1),
+        default=0,
+        help="Prompt and text of one request, in tokens.  [default: what the model takes]",
+    ),
+    "run_dir": _option(
+        "--run-dir",
+        metavar="FOLDER",
+        help="The private folder for the sockets; it is made, and removed at the end.",
+    ),
 }
 
 

@@ -94,7 +94,6 @@ def test_without_a_draft_it_is_autoregressive_and_says_why(start):
 
 def test_two_requests_run_at_once_and_each_gets_its_own_text(start):
     with start() as supervisor:
-        supervisor.wait_ready()
         clients = [Client(supervisor, n).submit(PROMPT[n:], 60) for n in (1, 2)]
         supervisor.run_until(lambda: supervisor.describe().running == 2)
         supervisor.run_until(lambda: all(client.done for client in clients))
@@ -120,6 +119,36 @@ def test_cancelling_a_request_in_its_prefill_leaves_the_other_unaffected(start):
     assert (second.tokens, len(second.progress)) == ([], marks)
     assert first.tokens == text(PROMPT, 200)
     assert first.finished.statistics.mode == "speculative"
+
+
+@pytest.mark.parametrize("phase", ["prefilling", "decoding"])
+def test_what_is_cancelled_computes_once_more_at_most_and_never_after_its_close(
+    start, tmp_path, monkeypatch, phase
+):
+    log = tmp_path / "log"
+    log.touch()
+    monkeypatch.setenv("DFLASH_TEST_LOG", str(log))
+
+    def calls(sequence):
+        lines = [line.split() for line in log.read_text().splitlines()]
+        return [(role, verb) for role, verb, number in lines if number == str(sequence)]
+
+    with start() as supervisor:
+        supervisor.wait_ready()
+        client = Client(supervisor, 1).submit(PROMPT * 10, 100)
+        supervisor.run_until(lambda: client.pieces if phase == "decoding" else client.progress)
+        before = calls(1)
+        client.cancel()
+        client.finish()
+        Client(supervisor, 2).submit(PROMPT, 40).finish()
+    after = calls(1)
+    for role in ("target", "draft"):
+        done = [verb for owner, verb in after if owner == role]
+        assert done.count("Close") == (1 if "Open" in done else 0)
+        assert done[-1:] in (["Close"], [])
+        computed = [verb for owner, verb in before if owner == role]
+        assert len(done) - len(computed) <= 2  # what was sent already, and the close
+    assert len(calls(2)) > 10
 
 
 def test_a_third_request_waits_for_a_slot_and_can_be_cancelled_there(start):
@@ -510,7 +539,7 @@ def test_a_daemon_that_takes_no_more_messages_is_given_up(start, monkeypatch):
         def full(message):
             raise Overloaded("64 messages already wait for the daemon")
 
-        monkeypatch.setattr(supervisor._crew._peers["draft"].link, "send", full)
+        monkeypatch.setattr(supervisor._crew._lives.peers["draft"].link, "send", full)
         client = Client(supervisor, 1).submit(PROMPT, 20).finish()
     assert client.tokens == text(PROMPT, 20)
     assert "64 messages" in client.finished.statistics.mode_reason

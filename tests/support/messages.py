@@ -66,8 +66,11 @@ _BUILDERS = {
         allow_nan=False,
         allow_infinity=False,
     ),
-    mi.StrType: lambda info: st.text(max_size=min(info.max_length, 20)),
+    mi.StrType: lambda info: st.text(
+        min_size=info.min_length or 0, max_size=min(info.max_length, 20)
+    ),
     mi.BytesType: lambda info: token_bytes,
+    mi.NoneType: lambda info: st.none(),
     mi.BoolType: lambda info: st.booleans(),
     mi.LiteralType: lambda info: st.sampled_from(info.values),
     mi.DictType: lambda info: st.dictionaries(

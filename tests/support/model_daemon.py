@@ -53,6 +53,7 @@ from protocol.messages import (
 )
 
 FAULTS = "DFLASH_TEST_FAULTS"
+LOG = "DFLASH_TEST_LOG"
 CALLS = {
     Open: ("open", Opened),
     Prefill: ("prefill", Prefilled),
@@ -124,6 +125,7 @@ class Daemon:
         return {}
 
     def handle(self, message):
+        note(self.role, message)
         fault = self._fault(type(message).__name__.lower())
         if fault == "die":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -205,6 +207,14 @@ class Daemon:
             **common,
             **lives,
         )
+
+
+def note(role, message):
+    """Append to $DFLASH_TEST_LOG what is handled, one line for each sequence."""
+    path = os.environ.get(LOG)
+    for item in getattr(message, "items", ()) if path else ():
+        with Path(path).open("a", encoding="ascii") as log:
+            log.write(f"{role} {type(message).__name__} {item.sequence}\n")
 
 
 def spoiled(result):

@@ -67,7 +67,6 @@ class World:
 
     setting: Setting
     session: Session = field(init=False)
-    fields: dict[str, object] = field(default_factory=dict)  # more of Submit
     target: ModelTarget = field(default_factory=ModelTarget)
     draft: ModelDraft = field(init=False)
     draft_life: int = 10
@@ -91,12 +90,7 @@ class World:
         self.target = self._new_target()
         self.draft = ModelDraft(self.target, setting.context, setting.luck)
         self.draft_lives = setting.draft
-        submit = Submit(
-            request=1,
-            prompt=pack_ids(setting.prompt),
-            max_tokens=setting.max_tokens,
-            **self.fields,
-        )
+        submit = Submit(request=1, prompt=pack_ids(setting.prompt), max_tokens=setting.max_tokens)
         self.session = Session(
             submit,
             SEQUENCE,

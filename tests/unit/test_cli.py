@@ -16,7 +16,10 @@ from launch.commands.prompt_input import MAX_BYTES, read_prompt
 from protocol import __version__, errors
 from protocol.errors import DaemonError, UsageError
 
-LIGHT = [("--help",), ("--version",), ("doctor", "--quick"), ("generate", "--help")]
+LIGHT = [
+    *(("--help",), ("--version",), ("doctor", "--quick"), ("generate", "--help")),
+    *(("ps",), ("status", "--help"), ("supervisor", "--help")),
+]
 
 
 def _all_errors(root=DaemonError):

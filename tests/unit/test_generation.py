@@ -9,8 +9,8 @@ import pytest
 
 from launch import drafts, exit_codes
 from launch.commands import generation, output
-from launch.commands.generation import Receiver
 from launch.commands.output import ProgressLine, TextOutput, TraceFile
+from launch.commands.receiver import Receiver
 from launch.interrupts import CAUGHT
 from launch.models import LocalModel
 from launch.stream import TextStream

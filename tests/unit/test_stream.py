@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from support.gguf_files import MERGES, SPECIAL, byte_level_vocabulary, sentencepiece_vocabulary
 
 from launch.gguf_tokenizer import tokenizer_from_gguf
-from launch.stream import MAX_STOPS, TextStream, stop_finder
+from launch.stream import TextStream, stop_finder
 from launch.tokenizer import TextTokenizer
+from protocol.messages import MAX_STOPS
 
 
 @functools.cache

@@ -1,0 +1,54 @@
+"""Which pair a verb starts, or that it talks to one that runs: what the settings of both say."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+
+from launch.models import LocalModel, resolve_model
+from launch.progress import progress_for
+from launch.store import default_home
+from protocol.config import DType
+from protocol.errors import UsageError
+
+# Settings that only a verb that loads a pair can honour.
+LOADING: Final = ("model", "draft", "dtype", "exact", "threads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairOptions:
+    """The settings `LOADING`; each value is in its range."""
+
+    model: str
+    draft: str | None
+    dtype: DType
+    exact: bool
+    threads: int
+
+    def find_model(self, *, quiet: bool) -> LocalModel:
+        """The model's folder, fetched first where it is not here; see `resolve_model`."""
+        with progress_for(quiet=quiet or not sys.stderr.isatty()) as progress:
+            return resolve_model(self.model, home=default_home(os.environ), progress=progress)
+
+
+def refuse_loading_options(context: click.Context) -> None:
+    """UsageError where the command line says one of them to a supervisor that runs already."""
+    given = [
+        f"--{name}"
+        for name in LOADING
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise UsageError(
+            f"{', '.join(given)}: said when the supervisor is started, not with --connect"
+        )
+
+
+def connect_option(about: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``--connect``, with or without a value; see `protocol.instances.find`."""
+    return click.option(
+        "--connect", metavar="[PATH|NAME]", is_flag=False, flag_value="", help=about
+    )

@@ -1,0 +1,69 @@
+"""A pair of daemons that a supervisor runs already; this command is one of its clients."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from launch.commands.output import ProgressLine
+from launch.commands.receiver import Receiver
+from launch.interrupts import Interrupts
+from launch.remote import Remote
+from launch.tokenizer import TextTokenizer
+from protocol.messages import Cancel, Submit
+
+
+class RunningPair:
+    """The supervisor at `socket`; entered when it has said what it serves."""
+
+    def __init__(self, socket: Path, line: ProgressLine) -> None:
+        self._remote = Remote(socket)
+        self._line = line
+
+    def __enter__(self) -> Self:
+        self._remote.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._remote.__exit__(kind, error, traceback)
+
+    @property
+    def model(self) -> Path:
+        return Path(self._remote.welcome.model)
+
+    @property
+    def max_positions(self) -> int:
+        return self._remote.welcome.max_positions
+
+    @property
+    def vocab_size(self) -> int:
+        return self._remote.welcome.vocab_size
+
+    def run(
+        self, submit: Submit, tokenizer: TextTokenizer, receiver: Receiver, interrupts: Interrupts
+    ) -> float:
+        """Run the request to its end; nothing is loaded for it, so that this takes 0 seconds.
+
+        A signal, or a reader of standard output that went away, cancels the request. Raises
+        Unavailable when the supervisor goes away.
+        """
+        del tokenizer  # the supervisor has its own
+
+        def stopping() -> bool:
+            return interrupts.number is not None or receiver.closed
+
+        remote = self._remote
+        remote.watch(interrupts.fd, interrupts.on_ready)
+        remote.send(submit)
+        self._line.say("waiting for the supervisor")
+        remote.run_until(lambda: receiver.ended or stopping(), receiver)
+        if not receiver.ended:
+            # It has been accepted before anything else that the supervisor reads.
+            remote.run_until(lambda: receiver.request is not None, receiver)
+            remote.send(Cancel(request=receiver.request or 0))
+            remote.run_until(lambda: receiver.ended, receiver)
+        return 0.0

@@ -1,0 +1,121 @@
+"""One supervisor in the foreground, with a socket for its clients, until a signal ends it."""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import click
+
+from launch import exit_codes
+from launch.commands.pair import PairOptions
+from launch.commands.sampling import GUESS_WIDTH
+from launch.drafts import resolve_draft
+from launch.interrupts import Interrupts
+from launch.plan import Loading, Plan
+from launch.service import Service
+from launch.stops import find_stops
+from launch.supervisor import Supervisor
+from launch.tokenizer import TextTokenizer
+from protocol.checkpoints.target_config import read_model_config
+from protocol.config import CLIENT_SOCKET
+from protocol.errors import UsageError
+from protocol.instances import named_directory
+from protocol.messages import WIRE_VERSION, Welcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(PairOptions):
+    """The arguments of ``dflashd supervisor``, each checked to be in its range."""
+
+    draft_context: int
+    slots: int
+    max_positions: int
+    max_waiting: int
+    instance: str | None
+    run_dir: str | None
+    quiet: bool
+
+
+def serve(options: Options) -> int:
+    """Run until a signal comes; raises the target's own error where it cannot serve at all."""
+    plan = _plan(options)
+    say = partial(_say, shown=not options.quiet)
+    with Interrupts() as interrupts:
+        run(plan, interrupts, say)
+    return exit_codes.OK
+
+
+def run(plan: Plan, interrupts: Interrupts, say: Callable[[str], None]) -> None:
+    """The pair of `plan` and its clients, until a signal is recorded; `say` takes lines."""
+    tokenizer = TextTokenizer.load(Path(plan.model))
+
+    def stopping() -> bool:
+        return interrupts.number is not None
+
+    with (
+        Supervisor(plan, on_loading=partial(_on_loading, say)) as supervisor,
+        Service(
+            supervisor,
+            _welcome(plan),
+            lambda submit: find_stops(submit, tokenizer),
+            farewell=plan.deadlines.farewell,
+        ),
+    ):
+        supervisor.watch(interrupts.fd, interrupts.on_ready)
+        say(f"listening at {supervisor.run_dir / CLIENT_SOCKET}")
+        if supervisor.wait_ready(stopping):
+            status = supervisor.describe()
+            why = f" ({status.mode_reason})" if status.mode_reason else ""
+            say(f"serving, {status.mode}{why}")
+        supervisor.run_until(stopping)
+        supervisor.unwatch(interrupts.fd)
+
+
+def _welcome(plan: Plan) -> Welcome:
+    config = read_model_config(Path(plan.model))
+    return Welcome(
+        wire_version=WIRE_VERSION,
+        pid=os.getpid(),
+        model=plan.model,
+        draft=plan.draft or "",
+        max_positions=min(plan.max_positions or config.max_positions, config.max_positions),
+        vocab_size=config.vocab_size,
+    )
+
+
+def _plan(options: Options) -> Plan:
+    run_dir = options.run_dir
+    if options.instance is not None:
+        if run_dir is not None:
+            raise UsageError("--instance chooses a run directory, and --run-dir names one")
+        run_dir = str(named_directory(options.instance))
+    model = options.find_model(quiet=options.quiet)
+    draft = resolve_draft(options.draft, model)
+    return Plan(
+        model=str(model.path),
+        draft=None if draft is None else str(draft),
+        dtype=options.dtype,
+        exact=options.exact,
+        threads=options.threads,
+        slots=options.slots,
+        max_positions=options.max_positions,
+        draft_context=options.draft_context,
+        widest=GUESS_WIDTH,
+        run_dir=None if run_dir is None else str(Path(run_dir).absolute()),
+        max_waiting=options.max_waiting,
+    )
+
+
+def _on_loading(say: Callable[[str], None], step: Loading) -> None:
+    if not step.total:
+        detail = f": {' '.join(step.detail.split())}" if step.detail else ""
+        say(f"{step.role} daemon: {step.stage}{detail}")
+
+
+def _say(line: str, *, shown: bool) -> None:
+    if shown:
+        with suppress(OSError):  # a log that nobody reads any more ends no service
+            click.echo(f"dflashd supervisor: {line}", err=True)

@@ -1,0 +1,58 @@
+"""``dflashd status``: what one supervisor does, how, and why."""
+
+import sys
+
+import click
+import msgspec
+
+from launch import exit_codes
+from launch.commands.pair import connect_option
+from launch.commands.status_text import full
+from launch.interrupts import Interrupts
+from launch.remote import Remote
+from protocol.instances import find
+from protocol.messages import StatusReport, Watch
+from protocol.state import ClientReply
+
+
+@click.command(name="status")
+@connect_option("The supervisor to ask; needed where several run.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, or one a line.")
+@click.option("--watch", is_flag=True, help="Print it again and again, until Ctrl-C.")
+@click.option(
+    "--every",
+    metavar="SECONDS",
+    type=click.FloatRange(0.1, 3600.0),
+    default=1.0,
+    show_default=True,
+    help="How often, with --watch.",
+)
+def status_command(*, connect: str | None, as_json: bool, watch: bool, every: float) -> int:
+    """Say what a supervisor does, how, and why.
+
+    Mode, transport, daemons with their lives and restarts, requests, and how much of what the
+    draft proposed was accepted.
+    """
+    with Interrupts() as interrupts, Remote(find(connect or "")) as remote:
+        if not watch:
+            _show(remote.status(), as_json=as_json)
+            return exit_codes.OK
+
+        def take(message: ClientReply) -> None:
+            if isinstance(message, StatusReport):
+                _show(message, as_json=as_json, clear=sys.stdout.isatty())
+
+        remote.watch(interrupts.fd, interrupts.on_ready)
+        remote.send(Watch(seconds=every))
+        remote.run_until(lambda: interrupts.number is not None, take)
+    return exit_codes.OK
+
+
+def _show(status: StatusReport, *, as_json: bool, clear: bool = False) -> None:
+    if as_json:
+        click.echo(msgspec.json.encode(status))
+        return
+    if clear:
+        click.clear()
+    for line in full(status):
+        click.echo(line)

@@ -1,0 +1,32 @@
+"""The arguments of ``dflashd supervisor``; `launch.commands.serving` does the work."""
+
+import click
+
+from launch.commands.settings import config_option, settings
+from launch.settings import Setting
+
+
+@click.command(name="supervisor")
+@settings("model", "draft", "draft_context", "dtype", "exact", "threads")
+@settings("slots", "max_positions")
+@click.option(
+    "--max-waiting",
+    cls=Setting,
+    type=click.IntRange(1, 4096),
+    default=64,
+    show_default=True,
+    help="How many requests wait for a slot; one more is refused.",
+)
+@click.option("--instance", metavar="NAME", help="A name for --connect, in place of a random one.")
+@settings("run_dir")
+@config_option
+@click.option("--quiet", is_flag=True, help="Nothing on standard error but failures.")
+def supervisor_command(**arguments: object) -> int:
+    """Run a target daemon and a draft daemon, and serve this user's clients on this host.
+
+    It listens on a socket in its private run directory: 'dflashd generate --connect' uses it,
+    'dflashd ps' lists it, and SIGTERM or Ctrl-C ends it with both daemons.
+    """
+    from launch.commands.serving import Options, serve  # noqa: PLC0415 - not for --help
+
+    return serve(Options(**arguments))  # type: ignore[arg-type]  # click has checked them

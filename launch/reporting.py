@@ -1,0 +1,43 @@
+"""What a supervisor says about itself: one report of its two daemons and all of its requests."""
+
+import os
+
+from launch.crew import Crew
+from launch.desk import Desk
+from protocol.messages import MAX_REPORTED, StatusReport
+
+
+def report(
+    crew: Crew, desk: Desk, *, now: float, began: float, load_seconds: float
+) -> StatusReport:
+    """What runs at `now`, how, and why; `began` is the supervisor's start on the same clock."""
+    placement, ready = crew.placement, crew.stage("draft") == "ready"
+    totals = desk.totals
+    return StatusReport(
+        pid=os.getpid(),
+        seconds=now - began,
+        mode="speculative" if ready else "autoregressive",
+        mode_reason="" if ready else crew.no_draft,
+        transport=desk.transport,
+        transport_reason=crew.no_draft if placement is None else placement.reason,
+        target=crew.status("target"),
+        draft=crew.status("draft"),
+        target_facts=crew.target_hello,
+        draft_facts=crew.draft_hello,
+        running=desk.running,
+        waiting=desk.waiting,
+        finished=desk.finished,
+        refused=desk.refused,
+        num_stale_replies=desk.num_stale_replies
+        + totals.num_stale_replies
+        + crew.num_stale_replies,
+        num_draft_restarts=crew.restarts["draft"],
+        num_target_restarts=crew.restarts["target"],
+        load_seconds=load_seconds,
+        completion_tokens=totals.completion_tokens,
+        num_rounds=totals.num_rounds,
+        num_drafts=totals.num_drafts,
+        num_draft_tokens=totals.num_draft_tokens,
+        num_accepted_tokens=totals.num_accepted_tokens,
+        requests=tuple(request.status(now) for request in desk.requests[:MAX_REPORTED]),
+    )

@@ -1,0 +1,69 @@
+"""One client's request as the desk holds it, and what can be said about it at any moment."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from launch.hints import Mode
+from launch.session import Session
+from launch.statistics import Clock
+from launch.stream import FindStop
+from launch.token_ids import WIDTH
+from protocol.messages import Message, RequestStatus, Submit
+
+Sink: TypeAlias = Callable[[Message], None]
+
+
+@dataclass(slots=True)
+class ActiveRequest:
+    """From Submit to its answer; `session` is None while it waits for a slot."""
+
+    submit: Submit
+    sink: Sink
+    clock: Clock
+    find_stop: FindStop | None
+    died_at: tuple[int, int] | None = None  # how far it had come when the target died of it
+    session: Session | None = None
+
+    def status(self, now: float) -> RequestStatus:
+        """What it has come to by `now`, on the clock of its own times."""
+        session, submit = self.session, self.submit
+        mode: Mode = ("autoregressive", "") if session is None else session.mode
+        prefilled, emitted = (0, 0) if session is None else session.progress
+        tally = None if session is None else session.tally
+        return RequestStatus(
+            request=submit.request,
+            phase="waiting" if session is None else session.phase,
+            prompt_tokens=len(submit.prompt) // WIDTH,
+            prefilled_tokens=prefilled,
+            completion_tokens=emitted,
+            max_tokens=submit.max_tokens,
+            mode=mode[0],
+            mode_reason=mode[1],
+            num_rounds=0 if tally is None else tally.num_rounds,
+            num_draft_tokens=0 if tally is None else tally.num_draft_tokens,
+            num_accepted_tokens=0 if tally is None else tally.num_accepted_tokens,
+            seconds=max(0.0, now - self.clock.submitted),
+        )
+
+
+@dataclass(slots=True)
+class Totals:
+    """Figures of all requests that have ended."""
+
+    completion_tokens: int = 0
+    num_rounds: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_stale_replies: int = 0
+
+    def add(self, session: Session) -> None:
+        """Count one that has ended, however."""
+        tally = session.tally
+        self.completion_tokens += session.journal.emitted
+        self.num_rounds += tally.num_rounds
+        self.num_drafts += tally.num_drafts
+        self.num_draft_tokens += tally.num_draft_tokens
+        self.num_accepted_tokens += tally.num_accepted_tokens
+        self.num_stale_replies += session.num_stale_replies

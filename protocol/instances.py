@@ -1,0 +1,79 @@
+"""The supervisors of this user on this host, found by their run directories."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from protocol.config import CLIENT_SOCKET
+from protocol.errors import Unavailable, UsageError
+from protocol.run_directory import OWNER_LOCK, bases, is_private, prefix
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One supervisor that seems to run; whether it does, its socket tells."""
+
+    name: str
+    run_dir: Path
+    pid: int  # 0: not known
+
+    @property
+    def socket(self) -> Path:
+        return self.run_dir / CLIENT_SOCKET
+
+    @property
+    def is_service(self) -> bool:
+        """Whether clients can connect; a single `dflashd generate` has no socket."""
+        return self.socket.is_socket()
+
+
+def named_directory(name: str) -> Path:
+    """The run directory of the instance `name`; UsageError where it is no possible name."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name[:80]!r} is no name of an instance: 1 to 32 letters, digits, - and _"
+        )
+    return bases()[0].absolute() / f"{prefix()}{name}"
+
+
+def instances() -> list[Instance]:
+    """All of them, by name; those that run elsewhere than in the usual places are not found."""
+    found = {
+        path.name.removeprefix(prefix()): path
+        for base in reversed(bases())
+        for path in base.glob(f"{prefix()}*")
+        if is_private(path)
+    }
+    listed = [Instance(name, path, _owner(path)) for name, path in sorted(found.items())]
+    return [one for one in listed if one.pid and Path(f"/proc/{one.pid}").exists()]
+
+
+def find(named: str) -> Path:
+    """The socket that `named` means: a socket, a run directory, an instance's name.
+
+    Empty means the one that runs. Raises Unavailable, listing what there is.
+    """
+    services = [one for one in instances() if one.is_service]
+    names = ", ".join(one.name for one in services) or "none"
+    if not named:
+        if len(services) == 1:
+            return services[0].socket
+        raise Unavailable(f"{len(services)} supervisors run here ({names}): name the one to use")
+    path = Path(named).expanduser()
+    if "/" not in named:
+        path = named_directory(named)
+    socket = path if path.is_socket() else path / CLIENT_SOCKET
+    if not socket.is_socket():
+        raise Unavailable(f"no supervisor listens at {named}; running: {names}")
+    return socket
+
+
+def _owner(run_dir: Path) -> int:
+    try:
+        text = (run_dir / OWNER_LOCK).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return 0
+    return int(text) if text.isdecimal() else 0

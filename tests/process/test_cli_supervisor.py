@@ -1,0 +1,190 @@
+"""`dflashd supervisor` and its clients as a user runs them: real processes, a tiny pair."""
+
+import json
+import os
+import signal
+import subprocess
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+from support.command import ISOLATED, dflashd
+from support.tiny_text import write_speaking_pair
+from support.waiting import until
+
+from launch import exit_codes
+from launch.commands.report import Report
+from launch.remote import Remote
+from protocol.instances import find, named_directory
+from protocol.messages import StatusReport
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+PROMPT = "Say something."
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+ARGUMENTS = ("--threads", "1", "--dtype", "float32")
+LONG = ("--max-tokens", "15000", "--ignore-eos")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return write_speaking_pair(tmp_path_factory.mktemp("pair"))
+
+
+@contextmanager
+def started(*arguments, **options):
+    """A command in the background, killed at the end if it has not ended."""
+    process = subprocess.Popen(
+        [*ISOLATED, *arguments],
+        env=os.environ | ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=20)
+
+
+@contextmanager
+def supervisor(pair, *more):
+    """A supervisor named ``a``, ended by SIGTERM; what it said is checked by whoever yields."""
+    target, draft = map(str, pair)
+    words = ("supervisor", "--model", target, "--draft", draft, "--instance", "a", *ARGUMENTS)
+    with started(*words, *more) as process:
+        socket = named_directory("a") / "dflash.sock"
+        until(socket.is_socket, seconds=25)
+        yield process
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+        assert not socket.parent.exists()
+
+
+def _run(*arguments, **options):
+    return dflashd(*arguments, env=ENVIRONMENT, **options)
+
+
+def _status():
+    with Remote(find("a")) as remote:
+        return remote.status()
+
+
+def _untimed(report):
+    """A report without what differs from run to run."""
+    faults = msgspec.structs.replace(report.faults, num_late_proposals=0, num_stale_replies=0)
+    return (report.text, report.token_ids, report.finish_reason, report.usage, faults)
+
+
+def test_a_client_gets_what_a_pair_of_its_own_would_say(pair, tmp_path):
+    words = ("--json", "--max-tokens", "40", "--stop", "q", "--logprobs", "1", PROMPT)
+    target, draft = map(str, pair)
+    own = _run("generate", "--model", target, "--draft", draft, *ARGUMENTS, *words)
+    trace = tmp_path / "trace.jsonl"
+    with supervisor(pair):
+        outcome = _run("generate", "--connect", "a", "--trace", str(trace), *words)
+    assert (outcome.code, outcome.err) == (0, "")
+    one, other = (msgspec.json.decode(each.out, type=Report) for each in (own, outcome))
+    assert _untimed(one) == _untimed(other)
+    assert other.transport == "shm"
+    assert other.timings.load_seconds == 0
+    assert len(other.logprobs) == len(other.token_ids)
+    kept = [json.loads(line)["kept"] for line in trace.read_text().splitlines()]
+    assert [token for tokens in kept for token in tokens] == list(other.token_ids)
+
+
+def test_requests_are_listed_and_cancelled_by_their_number_and_by_their_clients_end(pair):
+    client = ("generate", "--connect", *LONG, PROMPT)
+    with supervisor(pair) as process, started(*client) as first, started(*client) as second:
+
+        def phases():
+            return [one.phase for one in _status().requests]
+
+        until(lambda: _status().mode == "speculative", seconds=40)
+        until(lambda: phases() == ["decoding", "decoding"], seconds=40)
+        listed = json.loads(_run("ps", "--json").out)["supervisors"]
+        assert [(one["name"], one["pid"]) for one in listed] == [("a", process.pid)]
+        assert [one["request"] for one in listed[0]["status"]["requests"]] == [1, 2]
+        seen = _run("status").out
+        assert "mode: speculative" in seen
+        assert "request 1: decoding" in seen
+        assert _run("ps").out.startswith(f"a  pid {process.pid}  {pair[0]}")
+        outcome = _run("cancel", "1")
+        assert (outcome.code, outcome.out) == (0, "request 1 is cancelled\n")
+        until(lambda: phases() == ["decoding"], seconds=20)
+        assert _run("cancel", "1").code == exit_codes.USAGE
+        told = msgspec.json.decode(_run("status", "--json").out, type=StatusReport)
+        assert (told.running, told.finished) == (1, 1)
+        ended, going = (first, second) if first.poll() is not None else (second, first)
+        assert ended.wait(timeout=10) == 0
+        assert len(ended.stdout.readline()) > 1
+        going.send_signal(signal.SIGKILL)
+        until(lambda: phases() == [], seconds=20)
+
+
+def test_ctrl_c_at_a_client_cancels_its_request_and_leaves_the_text_so_far(pair):
+    client = ("generate", "--connect", "--stats", *LONG, PROMPT)
+    with supervisor(pair), started(*client) as process:
+        assert process.stdout.read(20)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == exit_codes.INTERRUPTED
+        assert "(cancelled)" in process.stderr.read()
+        assert _status().requests == ()
+
+
+def test_a_supervisor_that_ends_gives_its_clients_a_typed_error(pair):
+    client = ("generate", "--connect", *LONG, PROMPT)
+    with started(*client) as process:
+        assert process.wait(timeout=20) == exit_codes.UNAVAILABLE
+        assert "0 supervisors run here" in process.stderr.read()
+    with supervisor(pair) as running, started(*client) as process:
+        assert process.stdout.read(20)
+        running.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == exit_codes.UNAVAILABLE
+        assert "the supervisor is ending" in process.stderr.read()
+
+
+def test_a_watched_status_goes_on_until_ctrl_c(pair):
+    with supervisor(pair), started("status", "--watch", "--json", "--every", "0.1") as process:
+        reports = [msgspec.json.decode(process.stdout.readline(), type=StatusReport) for _ in "123"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 0
+    assert [one.seconds for one in reports] == sorted(one.seconds for one in reports)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("generate", "--connect", "--model", "x", "hi"), exit_codes.USAGE, "--model: said when"),
+        (("generate", "--exact", "hi", "--connect"), exit_codes.USAGE, "--exact"),
+        (("status", "--connect", "nobody"), exit_codes.UNAVAILABLE, "nobody; running: none"),
+        (("cancel", "7"), exit_codes.UNAVAILABLE, "0 supervisors run here"),
+        (("supervisor", "--instance", "a b"), exit_codes.USAGE, "no name of an instance"),
+        (
+            ("supervisor", "--instance", "a", "--run-dir", "/x"),
+            exit_codes.USAGE,
+            "--instance chooses",
+        ),
+        (("supervisor", "--model", "/nowhere"), exit_codes.CONFIG, "/nowhere"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_its_code(words, code, says):
+    outcome = _run(*words)
+    assert (outcome.code, outcome.out) == (code, "")
+    assert says in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+def test_a_target_that_cannot_load_ends_the_supervisor_with_its_own_error(pair, tmp_path):
+    target, _ = pair
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in target.iterdir():
+        data = file.read_bytes()
+        (broken / file.name).write_bytes(data[:200] if file.suffix == ".safetensors" else data)
+    outcome = _run("supervisor", "--model", str(broken), "--draft", "none", *ARGUMENTS, "--quiet")
+    assert outcome.code == exit_codes.CONFIG
+    assert "model.safetensors" in outcome.err
+    assert _run("ps").out == "no supervisor runs\n"
