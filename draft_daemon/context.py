@@ -64,6 +64,16 @@ class DraftContext:
         """Forget every row of `slot`."""
         self._positions[slot] = NOTHING
 
+    def cut(self, slot: int, stop: int) -> None:
+        """Forget the rows of `slot` from position `stop` on."""
+        held = self._positions[slot]
+        held[held >= stop] = NOTHING
+
+    def holds(self, slot: int, start: int, stop: int) -> bool:
+        """Whether every position ``start .. stop-1``, at most `window` of them, is held."""
+        places = torch.arange(start, stop)
+        return bool((self._positions[slot, places % self._capacity] == places).all())
+
     def write(self, slot: int, start: int, keys: Tensor, values: Tensor) -> None:
         """Keep rows ``start ..``; `keys`, `values` [n, layers, kv_heads, head_dim], n <= window."""
         stop = start + keys.shape[0]

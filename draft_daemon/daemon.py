@@ -9,7 +9,7 @@ from typing import Final, assert_never
 import torch
 
 from draft_daemon.checkpoint import LoadedDraft, load_draft
-from draft_daemon.engine import Engine
+from draft_daemon.engine import Engine, first_forward
 from protocol import host_facts, plugins
 from protocol.boundary import each
 from protocol.checkpoints.draft_config import TargetFacts, check_pair
@@ -184,6 +184,7 @@ def load_daemon(config: DraftConfig, progress: Progress) -> Iterator[DraftDaemon
     progress(0, LOAD_STEPS)
     torch.set_num_threads(config.threads or usable_cores())
     draft = load_draft(Path(config.draft), getattr(torch, resolve_dtype(config.dtype)))
+    first_forward(draft)  # before anybody is told that this draft is ready
     progress(LOAD_STEPS, LOAD_STEPS)
     daemon = DraftDaemon(config, draft, perf_counter() - began)
     try:

@@ -27,6 +27,16 @@ from protocol.messages import (
 from protocol.transports.base import FeatureGuest
 
 
+@torch.inference_mode()
+def first_forward(draft: LoadedDraft) -> None:
+    """Run the network once, on zeros and without a target; raises what a later round would."""
+    config, network, rows = draft.config, draft.network, draft.config.max_proposals + 1
+    context = DraftContext(config, 1, rows, network.dtype)
+    context.write(0, 0, *network.project_context(torch.zeros(rows, config.feature_width), 0))
+    embedded = torch.zeros(rows, config.hidden_size, dtype=network.dtype)
+    network.block(embedded, context.view(0, rows, rows, rows))
+
+
 @dataclass(slots=True)
 class _Sequence:
     slot: int
@@ -54,6 +64,7 @@ class Engine:
         self._context = DraftContext(draft.config, slots, context_window, draft.network.dtype)
         self._piece = min(max_ingest, context_window)
         self._open: dict[int, _Sequence] = {}
+        self._retained: dict[int, int] = {}  # slot -> the closed sequence whose rows it holds
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -64,7 +75,11 @@ class Engine:
         self._context.reset(0)
 
     def open(self, item: OpenItem) -> OpenedItem:
-        """Take the slot that the target assigned; 0 rows of context mean the daemon's own."""
+        """Take the slot that the target assigned; 0 rows of context mean the daemon's own.
+
+        A sequence that goes on where another ended keeps that one's rows, if all that a block
+        attends to are here; else what the ring still holds of them is taken in again.
+        """
         taken = {state.slot for state in self._open.values()}
         if not 0 <= item.slot < self._context.slots or item.slot in taken:
             raise Overloaded(
@@ -72,10 +87,23 @@ class Engine:
             )
         if item.sequence in self._open:
             raise UsageError(f"sequence {item.sequence} is open already")
-        self._context.reset(item.slot)
         window = min(item.draft_context or self._context.window, self._context.window)
-        self._open[item.sequence] = _Sequence(item.slot, window)
-        return OpenedItem(sequence=item.sequence, round=item.round, slot=item.slot)
+        first = max(0, item.committed - window)
+        if self._retained.pop(item.slot, -1) == item.continues:
+            self._context.cut(item.slot, item.committed)
+        else:
+            self._context.reset(item.slot)
+        whole = self._context.holds(item.slot, first, item.committed)
+        ingested = item.committed if whole else max(first, min(item.oldest, item.committed))
+        self._open[item.sequence] = _Sequence(item.slot, window, ingested)
+        return OpenedItem(
+            sequence=item.sequence,
+            round=item.round,
+            slot=item.slot,
+            continues=item.continues,
+            committed=ingested,
+            oldest=item.oldest,
+        )
 
     @torch.inference_mode()
     def ingest(self, item: IngestItem) -> IngestedItem:
@@ -113,10 +141,14 @@ class Engine:
         )
 
     def close(self, item: CloseItem) -> ClosedItem:
-        """Free the slot."""
+        """Free the slot; with `item.retain` the context rows below `item.keep` stay in it."""
         state = self._find(item.sequence)
         del self._open[item.sequence]
-        self._context.reset(state.slot)
+        if item.retain:
+            self._context.cut(state.slot, item.keep)
+            self._retained[state.slot] = item.sequence
+        else:
+            self._context.reset(state.slot)
         return ClosedItem(
             sequence=item.sequence, round=item.round, committed=min(state.ingested, item.keep)
         )

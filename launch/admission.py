@@ -17,6 +17,12 @@ def check_prompt(prompt_tokens: int, max_tokens: int, max_positions: int) -> Non
         )
 
 
+def check_base(base_pos: int, prompt_tokens: int) -> None:
+    """Refuse a kept prefix that is no part of the prompt."""
+    if not 0 <= base_pos <= prompt_tokens:
+        raise UsageError(f"base_pos {base_pos}; the prompt has {prompt_tokens} tokens")
+
+
 def check_hints(hints: Hints, vocab_size: int) -> None:
     """Refuse hints that no target of this vocabulary could choose."""
     for position, token in hints:

@@ -4,10 +4,13 @@ A target that breaks one of these has lost count of the sequence, and the reques
 rather than show text that may be wrong. A draft that does is only not asked again.
 """
 
+from launch.events import Request, Result
 from launch.token_ids import WIDTH, unpack_ids
 from protocol.messages import (
     IngestedItem,
     IngestItem,
+    OpenedItem,
+    OpenItem,
     PrefilledItem,
     PrefillItem,
     ProposedItem,
@@ -17,6 +20,32 @@ from protocol.messages import (
     Verdict,
     VerifyItem,
 )
+
+
+def target_defect(asked: Request, answer: Result, vocab_size: int) -> str:
+    """The defect of any answer of a target; an item that failed has none."""
+    match asked, answer:
+        case OpenItem(), OpenedItem():
+            return opened_defect(asked, answer)
+        case PrefillItem(), PrefilledItem():
+            return prefill_defect(asked, answer, vocab_size)
+        case ReplayItem(), ReplayedItem():
+            return replay_defect(asked, answer)
+        case VerifyItem(), Verdict():
+            return verdict_defect(asked, answer, vocab_size)
+        case _:
+            return ""
+
+
+def opened_defect(asked: OpenItem, answer: OpenedItem) -> str:
+    """A sequence begins with no more state than the prefix that it may continue."""
+    most = len(asked.prefix) // WIDTH
+    if answer.committed > most or answer.oldest > answer.committed:
+        return (
+            f"opened with {answer.committed} positions, rows from {answer.oldest} on, of a prefix "
+            f"of {most}"
+        )
+    return ""
 
 
 def prefill_defect(asked: PrefillItem, answer: PrefilledItem, vocab_size: int) -> str:

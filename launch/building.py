@@ -10,13 +10,17 @@ from launch.draft_side import DraftSide
 from launch.events import TargetFacts
 from launch.journal import Journal
 from launch.outstanding import Outstanding
+from launch.statistics import Tally
 from launch.token_ids import WIDTH
 from protocol.messages import (
     IngestItem,
+    OpenedItem,
+    OpenItem,
     PrefilledItem,
     PrefillItem,
     ReplayedItem,
     ReplayItem,
+    Submit,
 )
 
 BLOCKS: Final = (
@@ -27,17 +31,33 @@ BLOCKS: Final = (
 class Building:
     """One sequence's way to `journal.committed` in the target's present life."""
 
-    def __init__(self, journal: Journal, asked: Outstanding) -> None:
+    def __init__(self, submit: Submit, journal: Journal, asked: Outstanding, tally: Tally) -> None:
+        self._submit = submit
         self._journal = journal
         self._asked = asked
+        self._tally = tally
+        self.opened: OpenedItem | None = None  # what the target's present life began with
         self.prefilled = 0  # of the prompt, in this life
         self.furthest = 0  # of the prompt, in any
         self._replayed = False
         self._base = 0
 
+    def open(self) -> None:
+        """Ask for a slot, and for what may have state in it: at least one token is always run."""
+        submit, known = self._submit, self._journal.prompt_tokens - 1
+        prefix = submit.prompt[: min(submit.base_pos, known) * WIDTH]
+        self._asked.ask("target", OpenItem, sampling=submit.sampling, prefix=prefix)
+
+    def on_opened(self, item: OpenedItem) -> None:
+        """So much of the prompt has state already."""
+        self.opened, self.prefilled = item, item.committed
+        self.furthest = max(self.furthest, item.committed)
+        if not self._tally.num_target_restarts:
+            self._tally.num_kept_tokens = item.committed
+
     def start_over(self) -> None:
         """The target's state is lost."""
-        self.prefilled, self._replayed = 0, False
+        self.opened, self.prefilled, self._replayed = None, 0, False
 
     @property
     def is_done(self) -> bool:

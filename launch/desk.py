@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from launch.admission import check_hints, check_prompt
+from launch.admission import check_base, check_hints, check_prompt
 from launch.events import (
     Accuse,
     CancelRequested,
@@ -119,6 +119,7 @@ class Desk:
             try:
                 tokens = len(submit.prompt) // WIDTH
                 check_prompt(tokens, submit.max_tokens, target.max_positions)
+                check_base(submit.base_pos, tokens)
                 check_hints(submit.hints, target.vocab_size)
             except DaemonError as error:
                 self._refuse(request, error)

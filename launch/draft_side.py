@@ -97,10 +97,20 @@ class DraftSide:
         can_ask = self.holds_slot and not self._asked.is_late
         return can_ask and needed < min(overwritten, first)
 
-    def open(self, slot: int) -> None:
-        """Ask for the slot that the target assigned."""
+    def open(self, opened: OpenedItem | None) -> None:
+        """If it can be asked, ask for the slot that the target assigned, with what lies there."""
+        if self.stage != "available" or "draft" in self._asked or opened is None:
+            return
         self.stage = "opening"
-        self._asked.ask("draft", OpenItem, slot=slot, draft_context=self._wanted)
+        self._asked.ask(
+            "draft",
+            OpenItem,
+            slot=opened.slot,
+            draft_context=self._wanted,
+            continues=opened.continues,
+            committed=opened.committed,
+            oldest=opened.oldest,
+        )
 
     def arrive(self, facts: DraftFacts, emitted: int) -> None:
         """A draft that knows nothing of this sequence yet: a new life, or one paired anew."""
@@ -135,7 +145,7 @@ class DraftSide:
             case _, ItemFailed():
                 self._distrust(f"the draft refused: {item.detail}")
             case OpenItem(), OpenedItem():
-                self.stage = "open"
+                self.stage, self._ingested = "open", min(item.committed, asked.committed)
             case IngestItem(), IngestedItem():
                 self._on_ingested(asked, item, decoding)
             case ProposeItem(), ProposedItem():

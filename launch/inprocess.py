@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
-from launch.admission import check_hints, check_prompt
+from launch.admission import check_base, check_hints, check_prompt
 from launch.events import (
     Accuse,
+    CancelRequested,
     Command,
     DraftFacts,
     Emit,
@@ -90,17 +91,26 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
     policy: WidthPolicy | None = None,
     on_piece: Callable[[Piece], None] | None = None,
     sequence: int = 1,
+    base_pos: int = 0,
+    retain: bool = False,
+    is_cancelled: Callable[[], bool] | None = None,
 ) -> Result:
     """Generate up to `n_gen` tokens after `prompt`; the text is the target's own.
 
     `block_size` and `draft_context` (rows) belong to the draft and are ignored without one.
     `hint_tokens` maps generated positions (0 is the first token after the prompt) to guesses,
     which override the draft's there; `ngram` adds proposals by looking up the last tokens.
-    `find_stop` sees every token before it goes out, and may end the text. `sequence` must not be
-    open in either engine. Raises UsageError for an empty prompt or budget, or an impossible hint,
+    `find_stop` sees every token before it goes out, and may end the text. `sequence` is one that
+    neither engine has seen. `base_pos` says how many positions of `prompt` an earlier call with
+    `retain` has left in the engines; what is not there any more, or is another text, is run
+    again: ``statistics.num_kept_tokens`` were not. `is_cancelled` is asked before every engine
+    call, and ends the text.
+
+    Raises UsageError for an empty prompt or budget, an impossible hint or `base_pos`,
     PromptTooLong, and whatever the target raises.
     """
     check_prompt(len(prompt), n_gen, facts.max_positions)
+    check_base(base_pos, len(prompt))
     hints = tuple((hint_tokens or {}).items())
     check_hints(hints, facts.vocab_size)
     submit = Submit(
@@ -111,6 +121,8 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
         draft_context=draft_context,
         hints=hints,
         ngram=ngram,
+        base_pos=base_pos,
+        retain=retain,
     )
     session = Session(
         submit,
@@ -122,14 +134,19 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
         find_stop=find_stop,
     )
     clock = Clock(time.perf_counter())
-    reason = _drive(session, target, draft, partial(_deliver, clock, on_piece))
+    deliver = partial(_deliver, clock, on_piece)
+    reason = _drive(session, target, draft, deliver, is_cancelled)
+    return _result(session, clock, reason)
+
+
+def _result(session: Session, clock: Clock, reason: Reason) -> Result:
     figures = statistics(
         session.tally,
         clock,
-        tokens=(len(prompt), session.journal.emitted),
+        tokens=(session.journal.prompt_tokens, session.journal.emitted),
         mode=session.mode,
         transport="inprocess",
-        exact=facts.exact,
+        exact=session.target.exact,
         stale=session.num_stale_replies,
     )
     return Result(
@@ -152,12 +169,17 @@ def _drive(
     target: TargetEngine,
     draft: DraftEngine | None,
     deliver: Callable[[Piece], None],
+    is_cancelled: Callable[[], bool] | None,
 ) -> Reason:
     """Perform the session's commands one by one until it ends."""
     engines: dict[str, Engine | None] = {"target": target, "draft": draft}
     todo = deque[Command](session.handle(Start()))
     while True:
         match todo.popleft():
+            case Send(_, item) if _ends_here(item, is_cancelled):
+                is_cancelled = None
+                todo = deque(command for command in todo if not isinstance(command, Send))
+                todo.extend(session.handle(CancelRequested()))
             case Send(role, item):
                 reply = Reply(role, session.target.life, 1, _call(engines[role], item))
                 todo.extend(session.handle(reply))
@@ -171,6 +193,11 @@ def _drive(
                 raise error
             case Finish(reason):
                 return reason
+
+
+def _ends_here(item: Request, is_cancelled: Callable[[], bool] | None) -> bool:
+    """Whether a cancel comes before `item`; a sequence that is being closed has ended already."""
+    return is_cancelled is not None and not isinstance(item, CloseItem) and is_cancelled()
 
 
 def _call(engine: Engine | None, item: Request) -> Answer:

@@ -2,7 +2,8 @@
 
 Two deadlines for the draft. The soft one is ``max(soft_least, 4 * p95)``: the round goes on without
 it. The hard one is ``20 * p95``, at least `hard_least` and at most the verb's own limit: it hangs,
-and is started again. The target has the verb's limit alone, since nothing can go on without it.
+and is started again. Nothing can go on without the target, so that it has no soft deadline, and a
+more patient hard one: ``40 * p95``, at least `target_least`, for rounds and chunks of the prompt.
 """
 
 import math
@@ -12,11 +13,22 @@ from typing import Final, TypeAlias
 
 from launch.events import Role
 from launch.peer import Listed
+from launch.token_ids import WIDTH
 from protocol.config import Deadlines
-from protocol.messages import Ingest, IngestItem, Propose, ProposeItem
+from protocol.messages import (
+    Ingest,
+    IngestItem,
+    Prefill,
+    PrefillItem,
+    Propose,
+    ProposeItem,
+    Verify,
+    VerifyItem,
+)
 
 SOFT_FACTOR: Final = 4.0
 HARD_FACTOR: Final = 20.0
+TARGET_FACTOR: Final = 40.0
 QUANTILE: Final = 0.95
 ENOUGH: Final = 16  # measured times, before they count for more than the seed
 KEPT: Final = 64
@@ -34,7 +46,7 @@ class Allowance:
 
 
 class Patience:
-    """Times of one draft; a new life may be as fast as the old one, so they are kept."""
+    """Times of both daemons; a new life may be as fast as the old one, so they are kept."""
 
     def __init__(self, limits: Deadlines) -> None:
         self._limits = limits
@@ -50,9 +62,10 @@ class Patience:
     def allow(self, role: Role, message: Listed) -> Allowance:
         """How long `message` may take."""
         limit = float(getattr(self._limits, type(message).__name__.lower()))
-        if role == "target":
-            return Allowance(None, limit)
         p95 = self._p95.get(self._work(message))
+        if role == "target":
+            least = limit if p95 is None else max(self._limits.target_least, TARGET_FACTOR * p95)
+            return Allowance(None, min(limit, least))
         if p95 is None:
             seed = self._seed * max(1.0, self._rows(message) / PIECE)
             soft, hard = self._limits.soft_seed, HARD_FACTOR * seed
@@ -63,8 +76,8 @@ class Patience:
 
     def note(self, role: Role, message: Listed, seconds: float) -> None:
         """It was answered, in time or late."""
-        if role == "target":
-            return
+        if role == "target" and not isinstance(message, Verify | Prefill):
+            return  # as long as what is replayed, or over in a moment
         work = self._work(message)
         times = self._times.setdefault(work, deque(maxlen=KEPT))
         times.append(seconds)
@@ -84,6 +97,10 @@ class Patience:
         self._taken_in.clear()
 
     def _work(self, message: Listed) -> Work:
+        if isinstance(message, Verify | Prefill):
+            width = sum(len(item.tokens) for item in message.items) // WIDTH
+            rows = sum(_behind(item) for item in message.items)
+            return type(message), width.bit_length(), rows.bit_length()
         width = sum(item.width for item in message.items) if isinstance(message, Propose) else 0
         return type(message), width.bit_length(), self._rows(message).bit_length()
 
@@ -94,6 +111,11 @@ class Patience:
         return sum(
             max(0, _stop(item) - self._taken_in.get(item.sequence, 0)) for item in message.items
         )
+
+
+def _behind(item: VerifyItem | PrefillItem) -> int:
+    """Positions that its rows attend to."""
+    return item.base_pos if isinstance(item, VerifyItem) else item.start
 
 
 def _stop(item: ProposeItem | IngestItem) -> int:

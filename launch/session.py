@@ -7,7 +7,7 @@ over lists. At most one request per daemon is outstanding; a reply that is not i
 
 from typing import Literal, assert_never
 
-from launch.answers import prefill_defect, replay_defect, verdict_defect
+from launch.answers import target_defect
 from launch.building import Building
 from launch.draft_side import DraftSide
 from launch.events import (
@@ -102,8 +102,7 @@ class Session:
             policy or FullWidth(),
             find_stop,
         )
-        self._slot = -1
-        self._building = Building(self.journal, self._asked)
+        self._building = Building(submit, self.journal, self._asked, self.tally)
         self._accused_at = (-1, -1)
         self._outcome: Finish | Fail | None = None
 
@@ -129,7 +128,7 @@ class Session:
             case Start():
                 if self.phase == "new":
                     self.phase = "opening"
-                    self._asked.ask("target", OpenItem, sampling=self.submit.sampling)
+                    self._building.open()
             case DraftUp() | DraftDown() | DraftLate() | Withdrawn():
                 self._on_draft(event)
             case TargetDown(error, fatal):
@@ -157,8 +156,7 @@ class Session:
             return
         if self.phase not in ("prefilling", "decoding"):
             return
-        if draft.stage == "available" and "draft" not in asked:
-            draft.open(self._slot)
+        draft.open(self._building.opened)
         if "target" in asked:
             return
         if self.phase == "prefilling":
@@ -198,6 +196,9 @@ class Session:
                     self._rounds.verify(self.target)
 
     def _on_target_reply(self, asked: Request, item: Result) -> None:
+        if defect := target_defect(asked, item, self.target.vocab_size):
+            self._distrust_target(defect)
+            return
         match asked, item:
             case OpenItem(), ItemFailed():
                 self.phase = "new"  # there is nothing to close
@@ -205,21 +206,18 @@ class Session:
             case _, ItemFailed():
                 self._end(Fail(from_wire(item.code, item.detail)))
             case OpenItem(), OpenedItem():
-                self._slot = item.slot
+                self._building.on_opened(item)
                 self.phase = "prefilling"
             case PrefillItem(), PrefilledItem():
                 self._on_prefilled(asked, item)
             case ReplayItem(), ReplayedItem():
-                self._on_replayed(asked, item)
+                self._on_replayed(item)
             case VerifyItem(), Verdict():
-                self._on_verdict(asked, item)
+                self._end(self._rounds.commit(asked, item))
             case _:  # pragma: no cover  # `Outstanding.take` pairs requests and answers
                 raise InternalError(f"{type(item).__name__} cannot answer {type(asked).__name__}")
 
     def _on_prefilled(self, asked: PrefillItem, item: PrefilledItem) -> None:
-        if defect := prefill_defect(asked, item, self.target.vocab_size):
-            self._distrust_target(defect)
-            return
         if self._building.on_prefilled(asked, item):
             self.tally.prefill_seconds += item.seconds
             number, total = self.submit.request, self.journal.prompt_tokens
@@ -228,16 +226,7 @@ class Session:
             self.phase = "decoding"
             self._end(self._rounds.begin(item))
 
-    def _on_verdict(self, asked: VerifyItem, item: Verdict) -> None:
-        if defect := verdict_defect(asked, item, self.target.vocab_size):
-            self._distrust_target(defect)
-        else:
-            self._end(self._rounds.commit(asked, item))
-
-    def _on_replayed(self, asked: ReplayItem, item: ReplayedItem) -> None:
-        if defect := replay_defect(asked, item):
-            self._distrust_target(defect)
-            return
+    def _on_replayed(self, item: ReplayedItem) -> None:
         self.tally.num_replay_mismatches += item.mismatches
         self._building.on_replayed(item)
         if self._building.is_done:
@@ -252,11 +241,12 @@ class Session:
         self._final_mode = self._rounds.mode
         opened, self.phase, self._outcome = self.phase != "new", "closing", outcome
         keep = self.journal.committed if self.journal.emitted else self._building.prefilled
+        retain = self.submit.retain and isinstance(outcome, Finish)
         if self._target_alive and opened:
-            self._asked.ask("target", CloseItem, keep=keep)
+            self._asked.ask("target", CloseItem, keep=keep, retain=retain)
         if self.draft.holds_slot:
             is_late = self._asked.is_late
-            self._asked.ask("draft", CloseItem, keep=keep)
+            self._asked.ask("draft", CloseItem, keep=keep, retain=retain)
             if is_late:  # the client need not wait for it
                 self._asked.defer(self._asked.round)
 
@@ -276,7 +266,7 @@ class Session:
             return
         self.tally.num_target_restarts += 1
         self.target, self._target_alive, self.phase = facts, True, "opening"
-        self._asked.ask("target", OpenItem, sampling=self.submit.sampling)
+        self._building.open()
 
     def _distrust_target(self, defect: str) -> None:
         """It has lost count of the sequence: another life is tried, and fails only if that does."""

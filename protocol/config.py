@@ -42,6 +42,7 @@ class Deadlines(FrozenConfig, frozen=True, kw_only=True):
     soft_seed: Timeout = 0.25  # of a draft whose times are not known yet: see launch.patience
     soft_least: Timeout = 0.02
     hard_least: Timeout = 2.0
+    target_least: Timeout = 8.0  # of a round or chunk, whose times are known
     heartbeat: Timeout = 3.0  # a daemon that was asked nothing for so long is asked for a sign
     heartbeat_answer: Timeout = 5.0
     client: Timeout = 5.0  # of a supervisor that a command asks what it can say at once

@@ -7,6 +7,7 @@ the process stands alone (`protocol.standing`).
 """
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -22,9 +23,11 @@ from protocol.config import (
     TargetConfig,
     read_config,
 )
+from protocol.core_dumps import refuse_core_dumps
 from protocol.ending import Ended
 from protocol.errors import UsageError
 from protocol.messages import LinkMessage
+from protocol.notify import Notifier
 from protocol.server import Server, serve
 from protocol.standing import StatusStream, stand
 from protocol.state import (
@@ -83,10 +86,12 @@ def _run(
     arguments: Sequence[str],
     build: Callable[[Config, Progress], AbstractContextManager[Daemon[Request]]],
 ) -> int:
-    status = StatusStream()
+    status, notifier = StatusStream(), Notifier()
     try:
+        refuse_core_dumps()
+        notifier = Notifier.of(os.environ)
         config = read_config(kind, _config_path(arguments))
-        _serve(link, config, served, build, status)
+        _serve(link, config, served, build, status, notifier)
     except Ended as error:
         log.info("%s", error)
     except Exception as error:  # noqa: BLE001 -- the boundary of the process, which ends with it
@@ -94,6 +99,7 @@ def _run(
         status.write(LoadFailed(code=ours.code, detail=str(ours)[:MAX_DETAIL]))
         return ours.exit_code
     finally:
+        notifier.stopping()
         status.close()
     return 0
 
@@ -104,6 +110,7 @@ def _serve(
     served: tuple[str, tuple[type[Request], ...]],
     build: Callable[[Config, Progress], AbstractContextManager[Daemon[Request]]],
     status: StatusStream,
+    notifier: Notifier,
 ) -> None:
     if not isinstance(config, TargetConfig | DraftConfig):
         raise UsageError(f"{type(config).__name__} is no daemon's config")
@@ -115,6 +122,7 @@ def _serve(
     def progress(done: int, total: int) -> None:
         standing.endings.check()
         status.write(Loading(done=done, total=total))
+        notifier.loading(f"loading: {done} of {total}")
 
     with ExitStack() as stack:
         standing = stack.enter_context(stand(config))
@@ -125,7 +133,9 @@ def _serve(
         daemon = stack.enter_context(build(config, progress))
         standing.endings.check()
         status.write(Ready())
-        serve(server, daemon.handle, extra=daemon.extra(), lifeline=standing.endings)
+        notifier.ready(f"the {link} is loaded")
+        extra, endings = daemon.extra(), standing.endings
+        serve(server, daemon.handle, extra=extra, lifeline=endings, notifier=notifier)
         log.info("%s", standing.endings.reason)
 
 

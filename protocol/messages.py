@@ -20,6 +20,7 @@ MAX_HINTS: Final = 1 << 17
 Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Position = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Earlier = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1)]  # an ended sequence; -1: none
 Slot = Annotated[int, Meta(ge=-1, le=4095)]
 Token = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
@@ -247,11 +248,19 @@ AllLogprobs = Annotated[tuple[TokenLogprobs, ...], Meta(max_length=MAX_TOKENS_A_
 
 
 class OpenItem(Item, frozen=True, kw_only=True):
-    """A new sequence. `slot` is -1 to the target, which assigns one; the draft is told which."""
+    """A new sequence. `slot` is -1 to the target, which assigns one; the draft is told which.
+
+    It may go on where a sequence that was closed with `retain` has state: `prefix` (target only)
+    holds the tokens that may be found there. The draft is told what the target answered.
+    """
 
     slot: Slot = -1
     sampling: Sampling = Sampling()
     draft_context: Count = 0  # draft only: rows of context to attend to; 0: its own default
+    prefix: TokenBytes = b""
+    continues: Earlier = -1
+    committed: Position = 0
+    oldest: Position = 0
 
 
 class Open(LinkMessage, frozen=True, kw_only=True):
@@ -261,9 +270,16 @@ class Open(LinkMessage, frozen=True, kw_only=True):
 
 
 class OpenedItem(Item, frozen=True, kw_only=True):
-    """The slot of a sequence: its index in the feature ring."""
+    """The slot of a sequence: its index in the feature ring, and the state that it begins with.
+
+    `committed` positions have state, which sequence `continues` left. The ring holds their feature
+    rows from position `oldest` on. A draft answers how many positions it needs no rows of any more.
+    """
 
     slot: Slot
+    continues: Earlier = -1
+    committed: Position = 0
+    oldest: Position = 0
 
 
 class Opened(LinkMessage, frozen=True, kw_only=True):
@@ -425,9 +441,13 @@ class Verified(LinkMessage, frozen=True, kw_only=True):
 
 
 class CloseItem(Item, frozen=True, kw_only=True):
-    """End of a sequence; rows from position `keep` on are dropped before the slot is freed."""
+    """End of a sequence; rows from position `keep` on are dropped before the slot is freed.
+
+    With `retain` the others stay until another sequence takes the slot, or continues them.
+    """
 
     keep: Position = 0
+    retain: bool = False
 
 
 class Close(LinkMessage, frozen=True, kw_only=True):
@@ -473,6 +493,8 @@ class Submit(Message, frozen=True, kw_only=True):
     hints: Hints = ()  # (generated position, id): guesses that override the draft's
     ngram: bool = False  # propose what followed the last tokens when they came before
     stops: Annotated[tuple[StopText, ...], Meta(max_length=MAX_STOPS)] = ()  # texts that end it
+    base_pos: Position = 0  # positions of the prompt that may have state already
+    retain: bool = False  # leave the state for a request that begins with the same tokens
 
 
 class Accepted(Message, frozen=True, kw_only=True):
@@ -560,6 +582,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_target_restarts: Count = 0  # lives of the target after the request's first
     num_replay_mismatches: Count = 0  # emitted tokens that a new life would have chosen otherwise
     num_late_proposals: Count = 0  # that came when the round had gone on without them
+    num_kept_tokens: Count = 0  # of the prompt, whose state an earlier request had left
 
 
 # --- operations --------------------------------------------------------------------------------

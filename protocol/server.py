@@ -33,10 +33,12 @@ from protocol.link_settings import (
     check_socket_path,
 )
 from protocol.messages import WIRE_VERSION, Failed, Hello, Leave, LinkMessage
+from protocol.notify import Notifier
 from protocol.right import Right
 from protocol.state import LinkName
 
 MAX_PEERS: Final = 64
+SILENT: Final = Notifier()
 # Plain numbers: arithmetic on pyzmq's enumerations is done in Python, with every message.
 READABLE: Final = int(zmq.POLLIN)
 NOT_WAITING: Final = int(zmq.NOBLOCK)
@@ -231,16 +233,19 @@ def serve(
     *,
     extra: Mapping[int, Callable[[], None]],
     lifeline: EndingSignals,
+    notifier: Notifier = SILENT,
 ) -> None:
     """Answer every message with what `handle` returns, until the lifeline says to end.
 
     Raises AskedToLeave.
 
     `extra` maps descriptors to what is called when they are readable. One message is handled
-    between two polls, so that an end, or a guest of the ring, waits for one call at most.
+    between two polls, so that an end, or a guest of the ring, waits for one call at most. Each turn
+    is a sign of life for `notifier`.
     """
     while True:
-        ready = server.poll((*extra, *lifeline.fds), timeout=None)
+        ready = server.poll((*extra, *lifeline.fds), timeout=notifier.interval)
+        notifier.alive()
         if ready.intersection(lifeline.fds) and lifeline.ended():
             return
         for fd in ready & extra.keys():

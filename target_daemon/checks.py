@@ -38,8 +38,10 @@ def check_chunk(
         raise PromptTooLong(
             f"the prompt has at least {item.start + count:,} tokens; this target takes {most:,}"
         )
-    # Boundaries are fixed so that a prompt always meets the same products, bit for bit.
-    if item.start % chunk or not 1 <= count <= chunk or (count < chunk and not item.last):
+    # Boundaries are fixed so that a prompt always meets the same products, bit for bit. A kept
+    # state that cannot be cut may end between two of them.
+    room = chunk - item.start % chunk
+    if not 1 <= count <= room or (count < room and not item.last):
         raise ProtocolError(
             f"chunk of {count} tokens at {item.start}; chunks are {chunk} long, the last "
             f"1 to {chunk}"

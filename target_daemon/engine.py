@@ -16,11 +16,7 @@ import torch
 
 from protocol.choice import choose
 from protocol.codec import pack_tokens, unpack_tokens
-from protocol.errors import (
-    InternalError,
-    OutOfMemory,
-    StaleMessage,
-)
+from protocol.errors import InternalError, OutOfMemory
 from protocol.messages import (
     ClosedItem,
     CloseItem,
@@ -44,6 +40,7 @@ from target_daemon.checks import (
     check_vocabulary,
 )
 from target_daemon.failures import typed_failures
+from target_daemon.kept import KeptState
 from target_daemon.logprobs import raw_logprobs
 from target_daemon.sequences import Sequence, Sequences, resolved
 from target_daemon.target import DFlashTarget
@@ -71,6 +68,7 @@ class Engine:
         self._ring = ring
         self._strategy = strategy
         self._sequences = Sequences(target.slots, target.max_positions)
+        self._kept = KeptState(target, ring, limits.prefill_chunk)
 
     @property
     def rollback(self) -> Literal["fast", "replay"]:
@@ -78,14 +76,23 @@ class Engine:
         return self._limits.rollback if self._target.supports_fast_rollback else "replay"
 
     def open(self, item: OpenItem) -> OpenedItem:
-        """Reserve a slot, or raise Overloaded or UsageError; its ring rows now belong to it."""
+        """Reserve a slot, or raise Overloaded or UsageError; its ring rows now belong to it.
+
+        Goes on where a retained sequence has state for the beginning of `item.prefix`.
+        """
         target = self._target
         sampling = resolved(item.sampling, target.eos_token_ids, target.vocab_size)
-        sequence = self._sequences.open(item, sampling)
-        self._target.reset(sequence.slot)
-        if self._ring is not None:
-            self._ring.claim(sequence.slot, item.sequence)
-        return OpenedItem(sequence=item.sequence, round=item.round, slot=sequence.slot)
+        wanted, common = self._sequences.longest(unpack_tokens(item.prefix))
+        sequence, retained = self._sequences.open(item, sampling, wanted)
+        start = self._kept.begin(sequence, item.sequence, retained if common else None, common)
+        return OpenedItem(
+            sequence=item.sequence,
+            round=item.round,
+            slot=sequence.slot,
+            continues=start,
+            committed=sequence.committed,
+            oldest=sequence.oldest,
+        )
 
     @torch.inference_mode()
     def prefill(self, item: PrefillItem) -> PrefilledItem:
@@ -148,8 +155,8 @@ class Engine:
         """
         started = perf_counter()
         sequence = self._sequences.get(item.sequence)
-        if sequence.verdict is not None and item.round <= sequence.verdict.round:
-            return _stored(sequence.verdict, item)
+        if (verdict := sequence.answered(item)) is not None:
+            return verdict
         ids = unpack_tokens(item.tokens)
         widest, most = self._limits.max_width, self._target.max_positions
         check_block(sequence, item, ids, widest=widest, most=most)
@@ -174,11 +181,14 @@ class Engine:
         return sequence.verdict
 
     def close(self, item: CloseItem) -> ClosedItem:
-        """Free the slot; what it held before `item.keep` or any other position is dropped."""
-        sequence = self._sequences.close(item.sequence)
+        """Free the slot; with `item.retain` the state of positions below `item.keep` stays."""
+        sequence = self._sequences.get(item.sequence)
+        retain = item.retain and self._kept.cut(sequence, item.keep)
+        self._sequences.close(item.sequence, retain=retain)
         if self._ring is not None:
             self._ring.release(sequence.slot)
-        self._target.reset(sequence.slot)
+        if not retain:
+            self._target.reset(sequence.slot)
         return ClosedItem(sequence=item.sequence, round=item.round, committed=sequence.committed)
 
     def close_all(self) -> None:
@@ -267,6 +277,7 @@ class Engine:
         Yields the function that returns to the present state.
         """
         slot, base, target = sequence.slot, sequence.committed, self._target
+        sequence.before = None
         with typed_failures(f"forward of {rows} rows at position {base}"), ExitStack() as undo:
             snapshot = target.snapshot_kv(slot, base, rows)
 
@@ -278,9 +289,5 @@ class Engine:
             undo.callback(restore)
             yield restore
             undo.pop_all()
-
-
-def _stored(verdict: Verdict, item: VerifyItem) -> Verdict:
-    if item.round < verdict.round:
-        raise StaleMessage(f"round {item.round} is over; round {verdict.round} was the last")
-    return verdict
+            if not target.supports_cut:  # its end may be found to lie within these rows
+                sequence.before = base, snapshot

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from protocol.errors import Overloaded, ProtocolError, StaleMessage, UnknownSequence, UsageError
-from protocol.messages import Finish, OpenItem, Sampling, Verdict
+from protocol.messages import Finish, OpenItem, Sampling, Verdict, VerifyItem
 
 REMEMBERED_CLOSED: Final = 4096
 
@@ -23,15 +23,26 @@ class Sequence:
     stops: frozenset[int]  # EOS, where it is not ignored, and the stop tokens
     tokens: Tensor  # [max_positions + 1] int64, filled up to and with the pending token
     committed: int = 0
+    oldest: int = 0  # the lowest position whose feature row was written in this slot
     prefilled: bool = False
     lost: bool = False  # its state could not be restored after a failure
     finish: Finish = ""
     verdict: Verdict | None = None  # of the last round, for a repeated question
+    before: tuple[int, object] | None = None  # base and snapshot of the last forward
 
     @property
     def pending(self) -> int:
         """The emitted token that has not run yet; only after prefill."""
         return int(self.tokens[self.committed])
+
+    def answered(self, item: VerifyItem) -> Verdict | None:
+        """The stored verdict, if this round was judged already; StaleMessage for an earlier one."""
+        verdict = self.verdict
+        if verdict is None or item.round > verdict.round:
+            return None
+        if item.round < verdict.round:
+            raise StaleMessage(f"round {item.round} is over; round {verdict.round} was the last")
+        return verdict
 
 
 def resolved(sampling: Sampling, eos: tuple[int, ...], vocab_size: int) -> Sampling:
@@ -46,6 +57,15 @@ def resolved(sampling: Sampling, eos: tuple[int, ...], vocab_size: int) -> Sampl
     return msgspec.structs.replace(sampling, eos_token_ids=tuple(sorted(ends)))
 
 
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """What a closed sequence left in its slot, until another one takes it."""
+
+    number: int
+    committed: int
+    oldest: int
+
+
 class Sequences:
     """Hands out `slots` slots; a sequence that was closed is never opened again."""
 
@@ -54,10 +74,29 @@ class Sequences:
         self._tokens = torch.zeros((slots, max_positions + 1), dtype=torch.int64)
         self._open: dict[int, Sequence] = {}
         self._closed: deque[int] = deque(maxlen=REMEMBERED_CLOSED)
+        self._retained: dict[int, Retained] = {}  # by slot, oldest first
 
-    def open(self, item: OpenItem, sampling: Sampling) -> Sequence:
-        """Take a free slot for the `resolved` sampling.
+    def longest(self, prefix: tuple[int, ...]) -> tuple[int, int]:
+        """The slot whose retained state has most of `prefix` in common, and how much; or -1, 0.
 
+        Of several, the one that holds least besides: the rest of it is lost.
+        """
+        best, most, wanted = -1, 0, torch.tensor(prefix, dtype=torch.int64)
+        for slot, left in self._retained.items():
+            count = min(left.committed, len(prefix))
+            same = self._tokens[slot, :count] == wanted[:count]
+            common = int(same.long().cumprod(0).sum())
+            shorter = best >= 0 and left.committed < self._retained[best].committed
+            if common > most or (common == most and shorter):
+                best, most = slot, common
+        return best, most
+
+    def open(
+        self, item: OpenItem, sampling: Sampling, wanted: int = -1
+    ) -> tuple[Sequence, Retained | None]:
+        """Take the free slot `wanted`, or any, for the `resolved` sampling.
+
+        Returns what the slot still holds, too; that is given up here where it is not continued.
         Raises Overloaded, StaleMessage (closed) or ProtocolError (open).
         """
         if item.sequence in self._open:
@@ -66,12 +105,20 @@ class Sequences:
             raise StaleMessage(f"sequence {item.sequence} was closed; it never computes again")
         if not self._free:
             raise Overloaded(f"all {len(self._open)} slots of the target are taken")
-        slot = self._free.popleft()
+        slot = wanted if wanted >= 0 else self._emptiest()
+        self._free.remove(slot)
         ends = frozenset(() if sampling.ignore_eos else sampling.eos_token_ids)
         stops = frozenset(sampling.stop_token_ids) | ends
         sequence = Sequence(slot, sampling, stops, self._tokens[slot])
         self._open[item.sequence] = sequence
-        return sequence
+        return sequence, self._retained.pop(slot, None)
+
+    def _emptiest(self) -> int:
+        """A free slot that holds nothing, or the one whose state was retained first."""
+        for slot in self._free:
+            if slot not in self._retained:
+                return slot
+        return next(iter(self._retained))
 
     def get(self, number: int) -> Sequence:
         """The open sequence `number`, or UnknownSequence."""
@@ -80,12 +127,14 @@ class Sequences:
         except KeyError:
             raise UnknownSequence(f"sequence {number} is not open") from None
 
-    def close(self, number: int) -> Sequence:
-        """Free the slot and remember that `number` ended."""
+    def close(self, number: int, *, retain: bool = False) -> Sequence:
+        """Free the slot and remember that `number` ended, and with `retain` what it holds."""
         sequence = self.get(number)
         del self._open[number]
         self._closed.append(number)
         self._free.append(sequence.slot)
+        if retain:
+            self._retained[sequence.slot] = Retained(number, sequence.committed, sequence.oldest)
         return sequence
 
     def clear(self) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ class DFlashTarget(ABC):
     embedding_scale: float
     logit_scale: float
     logit_softcap: float
+    supports_cut: bool = False  # rows of any earlier forward can be dropped, not only the last's
 
     @abstractmethod
     def reset(self, slot: int) -> None:
@@ -56,6 +57,13 @@ class DFlashTarget(ABC):
     @abstractmethod
     def rollback_to(self, slot: int, base_pos: int, n: int) -> bool:
         """Keep the first `n` rows of the last forward; False asks for restore and replay."""
+
+    def cut(self, slot: int, length: int) -> None:
+        """Keep the state of the first `length` positions alone; called where `supports_cut`.
+
+        There is nothing to do where each position has a row of its own.
+        """
+        del slot, length
 
     @property
     def supports_tree_verify(self) -> bool:

@@ -43,12 +43,15 @@ class RingView:
     # and before its reply is sent: after it, whoever has the reply may read them.
     publish: Callable[[int, int, int], None] = _nothing
 
-    def claim(self, slot: int, sequence: int) -> None:
-        """Give an empty `slot` to `sequence`, which must never have owned one before."""
+    def claim(self, slot: int, sequence: int, high: int = 0) -> None:
+        """Give a free `slot` to `sequence`, which must never have owned one before.
+
+        It begins with the slot's rows as they are where it states that they reach up to `high`.
+        """
         # Nobody owns the slot while its height is reset, so that no reader pairs the new owner
         # with the old owner's rows.
         self.owner[slot] = NO_OWNER
-        self.written_high[slot] = 0
+        self.written_high[slot] = high
         self.owner[slot] = sequence
 
     def announce(self, slot: int, stop: int) -> None:

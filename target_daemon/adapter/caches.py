@@ -18,6 +18,7 @@ from protocol.errors import InternalError, UnsupportedModel
 KEYWORDS: Final = ("cache", "past_key_values", "cache_params")
 # Layers that grow by concatenation replace these and never write into them.
 REPLACED: Final = ("keys", "values")
+PLAIN: Final = "DynamicLayer"  # a row of keys and values per position, and nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,10 @@ class SlotCaches:
         if any(tensor is not None for tensor in _recurrent(cache)):
             return False
         return bool(getattr(cache, "is_croppable", True))
+
+    def keeps_all(self, slot: int) -> bool:
+        """Whether no layer gives rows up as it goes on; asked once a forward has filled them."""
+        return all(type(layer).__name__ == PLAIN for layer in self._caches[slot].layers)
 
     def save(self, slot: int) -> Snapshot:
         """The state of `slot`, which later forwards do not change."""

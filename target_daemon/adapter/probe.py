@@ -41,6 +41,7 @@ class Findings:
     """What the probe found; the target's caches are set to it already."""
 
     fast: bool  # rejected rows can be cut off
+    cut: bool  # and so can those of any earlier forward
     stepwise: bool  # only one row at a time continues a state
     exactness: Exactness
 
@@ -74,10 +75,11 @@ def settle(
     target.run(tokens[:base], 0)
     start = caches.save(SLOT)
     exactness = _exactness(target, block_ids, base, single, lambda: caches.restore(SLOT, start))
+    cut = fast and caches.keeps_all(SLOT)
     caches.reset(SLOT)
     if exact and exactness.kind == "no":
         raise ExactUnavailable(f"--exact: {exactness.detail}, and this model's are not padded")
-    return Findings(fast, target.stepwise, exactness)
+    return Findings(fast, cut, target.stepwise, exactness)
 
 
 def _cuts(

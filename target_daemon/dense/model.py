@@ -69,6 +69,7 @@ class DenseTarget(NativeTarget):
     embedding_scale = 1.0
     logit_scale = 1.0
     logit_softcap = 0.0
+    supports_cut = True
 
     def __init__(self, request: LoadRequest, rules: Rules) -> None:
         model, config = request.model, request.config

@@ -147,6 +147,10 @@ class TransformersTarget(NativeTarget):
         self.caches.cut(slot, base_pos + n)
         return True
 
+    @torch.inference_mode()
+    def cut(self, slot: int, length: int) -> None:
+        self.caches.cut(slot, length)
+
     # --- forward -------------------------------------------------------------------------------
 
     @torch.inference_mode()
@@ -189,7 +193,7 @@ class TransformersTarget(NativeTarget):
                 dtype=self.dtype,
                 exact=exact,
             )
-            self._fast, self.exactness = found.fast, found.exactness
+            self._fast, self.supports_cut, self.exactness = found.fast, found.cut, found.exactness
             self._measure()
             self._check_state()
         log.info(

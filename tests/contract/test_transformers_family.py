@@ -1,5 +1,6 @@
 """Models that only `transformers` knows, run as targets: same numbers, same text, no trace."""
 
+import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -10,6 +11,8 @@ from support.foreign_target import FAMILIES, own_answers, own_text, write_foreig
 from support.plain_host import PlainHost
 from support.targets import features, load, prompt
 
+from launch.events import TargetFacts
+from launch.inprocess import run_spec_decode
 from protocol.errors import ExactUnavailable, InternalError
 from target_daemon.adapter.parts import passing
 
@@ -89,6 +92,25 @@ def test_the_way_back_in_use_is_what_the_model_can_do(case):
     assert engine_over(case.target).rollback == ("fast" if case.family in FAST else "replay")
     # The library's Mamba starts from nothing whenever it is given several rows.
     assert case.target.stepwise == (case.family == "mamba")
+
+
+def test_a_kept_prefix_is_continued_as_if_it_had_been_run_again(case):
+    """Where every layer keeps all rows, from any position on; else where the first text ended."""
+    engine = engine_over(case.target, ring=case.target.ring)
+    positions = case.target.max_positions
+    facts = TargetFacts(1, 97, positions, CHUNK, case.target.ring.shape.capacity, WIDTH)
+    numbers = itertools.count(1)
+
+    def run(ids, **options):
+        return run_spec_decode(engine, None, ids, 8, facts=facts, sequence=next(numbers), **options)
+
+    first = run(PROMPT, retain=True).token_ids
+    turn, other = [*PROMPT, *first, 5, 6, 7], [*PROMPT[:9], 5, 6, 7]
+    on = run(turn, base_pos=len(turn), retain=True)
+    back = run(other, base_pos=9)
+    assert (on.token_ids, back.token_ids) == (run(turn).token_ids, run(other).token_ids)
+    kept = (on.statistics.num_kept_tokens, back.statistics.num_kept_tokens)
+    assert kept == ((20, 8) if case.family in {"gpt2", "gpt_neox"} else (21, 0))
 
 
 def test_a_restored_snapshot_leaves_no_trace_and_can_be_restored_again(case):

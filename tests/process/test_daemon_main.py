@@ -90,7 +90,7 @@ def test_what_libraries_print_is_log_and_not_status():
 
 def test_only_a_daemons_config_is_served():
     with pytest.raises(UsageError):
-        daemon_main._serve("target", Deadlines(), ("x", ()), None, None)
+        daemon_main._serve("target", Deadlines(), ("x", ()), None, None, None)
 
 
 def test_a_parent_that_does_not_read_misses_lines_and_blocks_nobody(capfd):

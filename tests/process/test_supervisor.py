@@ -94,6 +94,7 @@ def test_without_a_draft_it_is_autoregressive_and_says_why(start):
 
 def test_two_requests_run_at_once_and_each_gets_its_own_text(start):
     with start() as supervisor:
+        supervisor.wait_ready()
         clients = [Client(supervisor, n).submit(PROMPT[n:], 60) for n in (1, 2)]
         supervisor.run_until(lambda: supervisor.describe().running == 2)
         supervisor.run_until(lambda: all(client.done for client in clients))

@@ -72,6 +72,13 @@ def test_two_requests_at_once_get_their_own_texts(pair, alone):
     assert [client.tokens for client in clients] == list(alone.values())
 
 
+def test_a_request_goes_on_where_another_left_its_state(pair, alone):
+    Client(pair, 1).submit(LONG[:200], 9, retain=True).finish()
+    client = Client(pair, 2).submit(LONG, 60, base_pos=len(LONG)).finish()
+    assert client.tokens == alone[tuple(LONG)]
+    assert client.finished.statistics.num_kept_tokens == 192  # up to a boundary of chunks
+
+
 @pytest.mark.fault
 def test_a_request_survives_the_death_of_the_draft(folders, alone):
     with Supervisor(plan_for(*folders)) as supervisor:

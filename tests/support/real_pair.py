@@ -44,6 +44,9 @@ class Run:
     token_ids: tuple[int, ...]
     rounds: tuple[int, ...]
     seconds: float
+    finish: str = ""
+    proposed: tuple[bytes, ...] = ()
+    kept: int = 0  # positions of the prompt that had state already
 
 
 def default_checkpoints(*, allow_pull: bool = False) -> Checkpoints:
@@ -63,8 +66,8 @@ class RealPair:
         self.draft = draft
         self._block_size = block_size
         limits = Limits(target.prefill_chunk, target.max_width)
-        self._engine = TargetEngine(target, limits, target.ring)
-        self._sequences = 0
+        self.engine = TargetEngine(target, limits, target.ring)
+        self.last_sequence = 0
         self._facts = TargetFacts(
             LIFE,
             target.vocab_size,
@@ -80,13 +83,16 @@ class RealPair:
         """What the load-time probe said: native, padded or no."""
         return self.target.exactness.kind
 
-    def run(self, prompt, max_tokens: int, *, speculative: bool, sampling=None) -> Run:
-        """Text of at most `max_tokens` tokens, greedy unless `sampling` says otherwise."""
-        self._sequences += 1
+    def run(self, prompt, max_tokens: int, *, speculative: bool, sampling=None, **options) -> Run:
+        """Text of at most `max_tokens` tokens, greedy unless `sampling` says otherwise.
+
+        `options` are further ones of `run_spec_decode`.
+        """
+        self.last_sequence += 1
         pieces = []
         began = time.perf_counter()
         result = run_spec_decode(
-            self._engine,
+            self.engine,
             self.draft if speculative else None,
             prompt,
             max_tokens,
@@ -95,12 +101,20 @@ class RealPair:
             draft_context=CONTEXT,
             sampling=sampling,
             on_piece=pieces.append,
-            sequence=self._sequences,
+            sequence=self.last_sequence,
+            **options,
         )
         mode = "speculative" if speculative else "autoregressive"
         assert result.statistics.mode == mode, result.statistics.mode_reason
-        rounds = tuple(len(unpack_ids(piece.tokens)) for piece in pieces if piece.width)
-        return Run(result.token_ids, rounds, time.perf_counter() - began)
+        seconds, rounds = time.perf_counter() - began, [piece for piece in pieces if piece.width]
+        return Run(
+            result.token_ids,
+            tuple(len(unpack_ids(piece.tokens)) for piece in rounds),
+            seconds,
+            result.finish_reason,
+            tuple(piece.proposed for piece in rounds),
+            result.statistics.num_kept_tokens,
+        )
 
     def target_gap(self, text, *tokens: int) -> float:
         """How far below the best logit after `text` the worst of `tokens` lies."""
@@ -139,8 +153,19 @@ def _gap(logits, tokens) -> float:
 
 
 @contextmanager
-def real_pair(checkpoints: Checkpoints, *, dtype: str, exact: bool, threads: int = 0):
-    """Load the pair with as many threads as a daemon would take; all is undone at the end."""
+def real_pair(
+    checkpoints: Checkpoints,
+    *,
+    dtype: str,
+    exact: bool,
+    threads: int = 0,
+    context: int = CONTEXT,
+    **settings,
+):
+    """Load the pair with as many threads as a daemon would take; all is undone at the end.
+
+    `settings` are those of the target's config, and `context` the draft's window.
+    """
     before = torch.get_num_threads()
     with ExitStack() as stack:
         torch.set_num_threads(threads or usable_cores())
@@ -148,17 +173,17 @@ def real_pair(checkpoints: Checkpoints, *, dtype: str, exact: bool, threads: int
         facts = read_draft_config(checkpoints.draft)
         block = facts.max_proposals + 1
         place = Path(f"/in-process/{os.getpid()}/{time.monotonic_ns()}")  # a key, never a folder
+        fixed = {"slots": 1, "max_positions": POSITIONS} | settings
         config = TargetConfig(
             model=str(checkpoints.model),
             run_dir=str(place),
             life=LIFE,
             dtype=dtype,
             exact=exact,
-            slots=1,
-            max_positions=POSITIONS,
             taps=facts.target_layer_ids,
             block_size=block,
             mask_token_id=facts.mask_token_id,
+            **fixed,
         )
         host = TRANSPORT.host(place)
         stack.callback(host.close)
@@ -172,9 +197,9 @@ def real_pair(checkpoints: Checkpoints, *, dtype: str, exact: bool, threads: int
             load_draft(checkpoints.draft, target.dtype),
             guest,
             vocab_size=target.vocab_size,
-            slots=1,
-            context_window=CONTEXT,
-            max_ingest=256,
+            slots=config.slots,
+            context_window=context,
+            max_ingest=min(context, 256),
         )
         draft.warm_up()
         yield RealPair(target, draft, block)

@@ -67,6 +67,7 @@ class World:
 
     setting: Setting
     session: Session = field(init=False)
+    fields: dict[str, object] = field(default_factory=dict)  # more of Submit
     target: ModelTarget = field(default_factory=ModelTarget)
     draft: ModelDraft = field(init=False)
     draft_life: int = 10
@@ -90,7 +91,12 @@ class World:
         self.target = self._new_target()
         self.draft = ModelDraft(self.target, setting.context, setting.luck)
         self.draft_lives = setting.draft
-        submit = Submit(request=1, prompt=pack_ids(setting.prompt), max_tokens=setting.max_tokens)
+        submit = Submit(
+            request=1,
+            prompt=pack_ids(setting.prompt),
+            max_tokens=setting.max_tokens,
+            **self.fields,
+        )
         self.session = Session(
             submit,
             SEQUENCE,

@@ -60,6 +60,8 @@ class ToyTarget(DFlashTarget):
 class AttentionTarget(ToyTarget):
     """One head of causal attention over preallocated keys and values."""
 
+    supports_cut = True
+
     def __init__(self, **options):
         super().__init__(**options)
         shape = (self.slots, self.max_positions, self.hidden_size)

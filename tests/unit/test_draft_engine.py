@@ -19,7 +19,10 @@ from support.tiny_draft import (
 
 from draft_daemon.checkpoint import load_draft
 from draft_daemon.context import DraftContext
+from draft_daemon.daemon import load_daemon
 from draft_daemon.engine import Engine
+from draft_daemon.models.dflash import DFlash
+from protocol.config import DraftConfig
 from protocol.errors import (
     DraftMismatch,
     FeatureExpired,
@@ -358,6 +361,20 @@ def test_weights_of_another_shape_are_refused(tmp_path):
         )
         with pytest.raises(DraftMismatch, match=r"embed is \(96, 32\).*\(95, 32\)"):
             Engine(other, bench.guest, vocab_size=95, slots=1, context_window=16, max_ingest=8)
+
+
+def test_a_network_that_cannot_compute_fails_before_it_is_ready(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise RuntimeError("could not create a primitive")
+
+    folder, threads = write_draft(tmp_path / "d", merged(Z_LAB)), torch.get_num_threads()
+    config = DraftConfig(draft=str(folder), run_dir="", life=1, threads=threads)
+    steps = []
+    with load_daemon(config, lambda *step: steps.append(step)):
+        assert steps == [(0, 1), (1, 1)]
+    monkeypatch.setattr(DFlash, "block", refuse)
+    with pytest.raises(RuntimeError, match="primitive"), load_daemon(config, lambda *_: None):
+        pass
 
 
 def test_the_shipped_draft_loads():

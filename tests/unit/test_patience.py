@@ -11,12 +11,16 @@ from protocol.messages import (
     IngestItem,
     Propose,
     ProposeItem,
+    Replay,
+    ReplayItem,
     Verify,
     VerifyItem,
 )
 
 LIVES = {"target_life": 1, "draft_life": 2}
-LIMITS = Deadlines(propose=10.0, ingest=30.0, verify=60.0, soft_seed=0.25, hard_least=2.0)
+LIMITS = Deadlines(
+    propose=10.0, ingest=30.0, verify=60.0, target_least=8.0, soft_seed=0.25, hard_least=2.0
+)
 
 
 def propose(base=10, width=8, sequence=1):
@@ -32,15 +36,31 @@ def learned(*seconds, message=None):
     return patience
 
 
-def test_the_target_has_one_deadline_and_nothing_is_learned_of_it():
-    verify = Verify(
-        items=(VerifyItem(sequence=1, base_pos=0, tokens=b"\0" * 4, budget=1),), **LIVES
-    )
+def verify(base=0, width=1):
+    item = VerifyItem(sequence=1, base_pos=base, tokens=b"\0" * 4 * width, budget=width)
+    return Verify(items=(item,), **LIVES)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "hard"), [(0.05, 8.0), (0.5, 20.0), (5.0, 60.0)], ids=["fast", "slow", "slowest"]
+)
+def test_a_target_that_hangs_is_known_from_what_its_rounds_took(seconds, hard):
     patience = Patience(LIMITS)
+    for _ in range(ENOUGH):
+        assert patience.allow("target", verify()).hard == 60.0
+        patience.note("target", verify(), seconds)
+    allowed = patience.allow("target", verify())
+    assert (allowed.soft, allowed.hard) == (None, hard)
+    assert patience.allow("target", verify(width=8)).hard == 60.0
+    assert patience.allow("target", verify(base=4000)).hard == 60.0
+
+
+def test_nothing_is_learned_of_what_is_replayed():
+    item = ReplayItem(sequence=1, base_pos=0, tokens=b"\0" * 8)
+    patience, message = Patience(LIMITS), Replay(items=(item,), **LIVES)
     for _ in range(2 * ENOUGH):
-        patience.note("target", verify, 0.001)
-    allowed = patience.allow("target", verify)
-    assert (allowed.soft, allowed.hard) == (None, 60.0)
+        patience.note("target", message, 0.001)
+    assert patience.allow("target", message).hard == LIMITS.replay
 
 
 def test_before_anything_is_known_the_seed_is_generous():

@@ -253,6 +253,32 @@ def test_what_a_new_life_would_choose_otherwise_is_counted_and_the_journal_wins(
     assert made.session.tally.num_replay_mismatches == len(emitted)
 
 
+def test_a_kept_prefix_is_asked_for_in_every_life_and_only_the_first_counts():
+    made = World(Setting(PROMPT, 5), fields={"base_pos": 15})
+    made.feed(Start())
+    made.answer("target", lambda item: msgspec.structs.replace(item, committed=15, oldest=3))
+    assert made.asked["draft"][0].committed == 15
+    assert made.asked["draft"][0].oldest == 3
+    chunk = made.asked["target"][0]
+    assert (chunk.start, len(chunk.tokens) // 4) == (15, 5)
+    made.kill_target()
+    made.start_target()
+    assert made.asked["target"][0].prefix == pack_ids(PROMPT[:15])
+    made.drain()
+    assert made.tokens == made.setting.text[0]
+    assert made.session.tally.num_kept_tokens == 15
+
+
+@pytest.mark.parametrize("answer", [{"committed": 21}, {"committed": 5, "oldest": 6}])
+def test_an_opening_that_cannot_be_true_ends_that_life(answer):
+    made = World(Setting(PROMPT, 5), fields={"base_pos": 20})
+    made.feed(Start())
+    made.answer("target", lambda item: msgspec.structs.replace(item, **answer))
+    assert [accusation.role for accusation in made.accused] == ["target"]
+    made.drain()
+    assert made.tokens == made.setting.text[0]
+
+
 def test_a_request_that_waits_for_the_target_can_be_cancelled():
     made = answered(9)
     made.kill_target()

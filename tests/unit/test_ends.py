@@ -1,0 +1,115 @@
+"""After any end both engines hold the state of a fresh prefill of the prompt and all but one token.
+
+The pair is exact, so that equal means bit for bit: K/V and feature rows of the target, and, once
+both go on with the same tokens, the draft's K/V, its proposals and the text.
+"""
+
+import itertools
+
+import msgspec
+import pytest
+import torch
+from support.kept_pair import LONG, PIECE, held, kept_pair, last_slot
+
+from protocol.messages import Sampling
+
+PROMPT, MOST, MORE = LONG[:37], 24, 32
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "warm": Sampling(temperature=0.8, top_p=0.95, seed=11, presence_penalty=0.4),
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    with kept_pair(tmp_path_factory.mktemp("ends") / "pair") as made:
+        yield made
+
+
+def budget(text, end):
+    return end, {}, {}
+
+
+def stop_token(text, end):
+    return MOST, {"stop_token_ids": (text[end - 1],)}, {}
+
+
+def eos(text, end):
+    return MOST, {"eos_token_ids": (text[end - 1],)}, {}
+
+
+def stop_string(text, end):
+    seen = []
+
+    def find_stop(ids):
+        left = end - len(seen)
+        seen.extend(ids)
+        return left if left <= len(ids) else None
+
+    return MOST, {}, {"find_stop": find_stop}
+
+
+def cancel(text, end):
+    calls = itertools.count(1)  # to open twice, and 10 chunks, come before the first round
+    return MOST, {}, {"is_cancelled": lambda: next(calls) > 12 + end}
+
+
+ENDS = {"budget": budget, "stop_token": stop_token, "eos": eos}
+ENDS |= {"stop_string": stop_string, "cancel": cancel}
+REASONS = {"budget": "length", "cancel": "cancelled"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "speculative"), [("greedy", True), ("warm", True), ("warm", False)]
+)
+@pytest.mark.parametrize("end", [1, 2, 5, 9])
+@pytest.mark.parametrize("how", ENDS)
+def test_after_any_end_the_state_of_both_is_that_of_a_fresh_prefill(
+    pair, how, end, kind, speculative
+):
+    """Hints make blocks of several accepted tokens, so that ends fall anywhere inside them."""
+    sampling = SAMPLINGS[kind]
+    text = pair.run(PROMPT, MOST, speculative=False, sampling=sampling).token_ids
+    hints = dict(enumerate(text)) if speculative else {}
+    tokens, choice, options = ENDS[how](text, end)
+    ended = pair.run(
+        PROMPT,
+        tokens,
+        speculative=speculative,
+        sampling=msgspec.structs.replace(sampling, **choice),
+        hint_tokens=hints,
+        retain=True,
+        **options,
+    )
+    got = ended.token_ids
+    assert ended.finish == REASONS.get(how, "stop")
+    assert got == text[: len(got)]
+    if how != "cancel":  # which takes effect behind the round that is under way
+        first = text.index(text[end - 1]) + 1 if how in ("stop_token", "eos") else end
+        assert len(got) == first
+    length = len(PROMPT) + len(got) - 1
+    known = [*PROMPT, *got]
+    mine = held(pair, last_slot(pair), length)[:2]
+    assert pair.run(known[:length], 1, speculative=True, retain=True).kept == 0
+    for one, fresh in zip(mine, held(pair, last_slot(pair), length)[:2], strict=True):
+        assert torch.equal(one, fresh)
+    runs, states = [], []
+    for _ in range(2):  # the first goes on from the end, the second from the fresh prefill
+        on = pair.run(known, MORE, speculative=True, base_pos=length, retain=True)
+        assert on.kept >= length - PIECE
+        runs.append((on.token_ids, on.rounds, on.proposed))
+        states.append((last_slot(pair), held(pair, last_slot(pair), length + MORE)))
+    assert runs[0] == runs[1]
+    assert states[0][0] != states[1][0]
+    for one, fresh in zip(states[0][1], states[1][1], strict=True):
+        assert torch.equal(one, fresh)
+
+
+def test_a_cancel_in_the_prompt_leaves_what_was_run(pair):
+    calls, other = itertools.count(), LONG[45:82]
+    options = {"retain": True, "is_cancelled": lambda: next(calls) >= 6}
+    ended = pair.run(other, MOST, speculative=False, **options)
+    assert (ended.token_ids, ended.finish) == ((), "cancelled")
+    on = pair.run(other, MOST, speculative=True, base_pos=len(other))
+    assert on.kept == 5 * PIECE
+    assert on.token_ids == pair.run(other, MOST, speculative=False).token_ids
