@@ -125,7 +125,10 @@ def _check_figures(report, rounds):
     assert spec.mean_acceptance_length == pytest.approx(1 + sum(accepted) / len(drafted))
     assert spec.draft_acceptance_rate == pytest.approx(sum(accepted) / spec.num_draft_tokens)
     assert times.verify_seconds == pytest.approx(sum(line["verify_seconds"] for line in later))
-    assert times.draft_seconds == pytest.approx(sum(line["draft_seconds"] for line in later))
+    drafting = sum(line["draft_seconds"] for line in later)
+    # A proposal that came late is in the sum, and in no round.
+    assert times.draft_seconds >= drafting
+    assert report.faults.num_late_proposals or times.draft_seconds == pytest.approx(drafting)
     assert 0 < times.time_to_first_token_seconds < times.load_seconds + 60
     assert times.tokens_per_second == pytest.approx((TOKENS - 1) / times.decode_seconds)
 
