@@ -153,6 +153,8 @@ class TargetHello(LinkMessage, frozen=True, kw_only=True):
     exact: Literal["native", "padded", "no"]
     exact_detail: Text
     rollback: Literal["fast", "replay"]
+    tree_verify: bool = False  # whether a Verify may carry a tree
+    tree_detail: Text = ""  # how exact that is, or why not
     load_seconds: Seconds
     weight_bytes: Id
 
@@ -404,10 +406,15 @@ class Proposed(LinkMessage, frozen=True, kw_only=True):
 
 
 class VerifyItem(Item, frozen=True, kw_only=True):
-    """A block ``[pending, d1 .. dk]`` at `base_pos`, which must be the target's `committed`."""
+    """A block ``[pending, d1 .. dk]`` at `base_pos`, which must be the target's `committed`.
+
+    With `parents` it is a token tree: the row that each row but the first follows, as int32. A
+    parent stands before its children, and siblings differ. Without, a row follows the one before.
+    """
 
     base_pos: Position
     tokens: TokenBytes
+    parents: TokenBytes = b""
     budget: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]  # tokens this request may still emit
 
 
@@ -421,8 +428,9 @@ class Verdict(Item, frozen=True, kw_only=True):
     """What one round keeps: `tokens` are the accepted drafts, then the new pending token.
 
     ``committed`` is the base of the next round. `chosen` holds the target's own choice at every
-    row of the block, for the trace. `finish` says why the request ends here, or is empty.
-    `logprobs` has one entry per token, where the request asked for them.
+    row of the block, for the trace; of a tree, at the rows of `path`, which are the kept ones as
+    int32, from row 0 down. `finish` says why the request ends here, or is empty. `logprobs` has one
+    entry per token, where the request asked for them.
     """
 
     accepted: Count
@@ -432,6 +440,7 @@ class Verdict(Item, frozen=True, kw_only=True):
     finish: Finish
     seconds: Seconds
     logprobs: AllLogprobs = ()
+    path: TokenBytes = b""
 
 
 class Verified(LinkMessage, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Taps to ring rows: the outputs of chosen layers are written in place during the forward."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -43,6 +43,15 @@ class Capture:
             first, count = span.start - self._base, span.stop - span.start
             target = self._rows[span.row : span.row + count, column : column + self._hidden]
             target.copy_(hidden[first : first + count])
+
+    def compact(self, slot: int, base: int, path: Sequence[int]) -> None:
+        """Move the rows that stand at ``base + path``, ascending, to ``base ..``."""
+        first = next((at for at, row in enumerate(path) if row != at), len(path))
+        if first == len(path) or not self.columns or self._paused:
+            return
+        rows, capacity = self._ring.rows[slot], self._ring.shape.capacity
+        moved = rows[[(base + row) % capacity for row in path[first:]]]
+        rows[[(base + at) % capacity for at in range(first, len(path))]] = moved
 
     @contextmanager
     def paused(self) -> Iterator[None]:

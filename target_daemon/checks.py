@@ -3,9 +3,17 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from protocol.errors import InternalError, PositionMismatch, PromptTooLong, ProtocolError
+from protocol.errors import (
+    InternalError,
+    PositionMismatch,
+    PromptTooLong,
+    ProtocolError,
+    UsageError,
+)
 from protocol.messages import PrefillItem, ReplayItem, VerifyItem
+from protocol.trees import check_siblings, depths
 from target_daemon.sequences import Sequence
+from target_daemon.target import DFlashTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +83,26 @@ def check_block(
         raise ProtocolError(
             f"block starts with token {ids[0]}; {sequence.pending} was chosen for that position"
         )
-    if item.base_pos + len(ids) > most:
+    if not item.parents and item.base_pos + len(ids) > most:
         raise PromptTooLong(
             f"block of {len(ids)} rows at {item.base_pos} ends at position "
             f"{item.base_pos + len(ids):,}; this target takes {most:,}"
+        )
+
+
+def check_tree(
+    target: DFlashTarget, base: int, ids: tuple[int, ...], parents: tuple[int, ...]
+) -> None:
+    """Raise unless this target verifies trees, and `parents` make one of `ids` that fits it."""
+    if not target.supports_tree_verify:
+        raise UsageError(f"no tree can be verified: {target.tree_detail}")
+    if len(parents) != len(ids) - 1:
+        raise ProtocolError(f"{len(parents)} parents for a tree of {len(ids)} rows")
+    deepest = max(depths(parents))
+    check_siblings(ids, parents)
+    if base + deepest >= target.max_positions:
+        raise PromptTooLong(
+            f"tree of depth {deepest} at {base}; this target takes {target.max_positions:,}"
         )
 
 

@@ -134,6 +134,8 @@ class TargetDaemon:
             exact=target.exactness.kind,
             exact_detail=target.exactness.detail,
             rollback=self._engine.rollback,
+            tree_verify=target.supports_tree_verify,
+            tree_detail=target.tree_detail,
             load_seconds=self._load_seconds,
             weight_bytes=target.weight_bytes,
         )

@@ -46,6 +46,8 @@ from target_daemon.sequences import Sequence, Sequences, resolved
 from target_daemon.target import DFlashTarget
 from target_daemon.verify.base import Block, Judgement, Rules, VerifyStrategy
 from target_daemon.verify.chain import STRATEGY as CHAIN
+from target_daemon.verify.tree import STRATEGY as TREE
+from target_daemon.verify.tree import tree_block
 
 log = logging.getLogger(__name__)
 
@@ -148,24 +150,26 @@ class Engine:
 
     @torch.inference_mode()
     def verify(self, item: VerifyItem) -> Verdict:
-        """Run a block, keep the longest agreeing prefix, commit, and answer.
+        """Run a block or tree, keep the longest agreeing path, commit, and answer.
 
         A repeated round is answered with its stored verdict. A forward that raises is undone and
         tried at width 1; only if that fails too does the request fail.
         """
         started = perf_counter()
-        sequence = self._sequences.get(item.sequence)
+        sequence, target = self._sequences.get(item.sequence), self._target
         if (verdict := sequence.answered(item)) is not None:
             return verdict
-        ids = unpack_tokens(item.tokens)
-        widest, most = self._limits.max_width, self._target.max_positions
-        check_block(sequence, item, ids, widest=widest, most=most)
-        check_vocabulary(ids, item.base_pos, self._target.vocab_size)
-        judgement, logprobs = self._decide(sequence, ids, item.budget)
+        ids, most = unpack_tokens(item.tokens), target.max_positions
+        check_block(sequence, item, ids, widest=self._limits.max_width, most=most)
+        check_vocabulary(ids, item.base_pos, target.vocab_size)
+        block = Block(item.base_pos, ids, torch.tensor(ids))
+        if item.parents:
+            block = tree_block(target, block, unpack_tokens(item.parents))
+        judgement, logprobs = self._decide(sequence, block, item.budget)
         emitted = judgement.emitted
-        start = sequence.committed + 1
-        sequence.tokens[start : start + len(emitted)] = torch.tensor(emitted)
         sequence.committed += len(emitted)
+        stop = sequence.committed + 1
+        sequence.tokens[stop - len(emitted) : stop] = torch.tensor(emitted)
         sequence.finish = judgement.finish
         sequence.verdict = Verdict(
             sequence=item.sequence,
@@ -177,6 +181,7 @@ class Engine:
             finish=judgement.finish,
             seconds=perf_counter() - started,
             logprobs=logprobs,
+            path=pack_tokens([block.rows[row] for row in judgement.path if block.rows]),
         )
         return sequence.verdict
 
@@ -234,25 +239,26 @@ class Engine:
         sequence.committed += rows
         return sum(one != other for one, other in zip(chosen, ids[1:], strict=True))
 
-    def _decide(self, sequence: Sequence, ids: tuple[int, ...], budget: int) -> Decision:
+    def _decide(self, sequence: Sequence, block: Block, budget: int) -> Decision:
         """Run the block at full width, or failing that at width 1."""
         try:
-            return self._run_block(sequence, ids, budget)
+            return self._run_block(sequence, block, budget)
         except (OutOfMemory, InternalError) as error:
-            if len(ids) == 1 or sequence.lost:
+            if len(block.ids) == 1 or sequence.lost:
                 raise
-            log.warning("verify of %d rows failed (%s); trying width 1", len(ids), error)
-        return self._run_block(sequence, ids[:1], budget)
+            log.warning("verify of %d rows failed (%s); trying width 1", len(block.ids), error)
+        block = Block(block.base_pos, block.ids[:1], block.tokens[:1])
+        return self._run_block(sequence, block, budget)
 
-    def _run_block(self, sequence: Sequence, ids: tuple[int, ...], budget: int) -> Decision:
+    def _run_block(self, sequence: Sequence, block: Block, budget: int) -> Decision:
         """Forward, judge and keep; the slot then holds exactly the kept rows."""
         base, target = sequence.committed, self._target
-        block = Block(base, ids, torch.tensor(ids))
+        strategy = TREE if block.parents else self._strategy
         rules = Rules(sequence.sampling, sequence.stops, budget, sequence.tokens[: base + 1])
-        with self._undone_on_failure(sequence, len(ids)) as restore:
-            logits = self._strategy.forward(target, sequence.slot, block)
-            judgement = self._strategy.judge(block, logits, rules)
-            wanted = sequence.sampling.logprobs
+        with self._undone_on_failure(sequence, len(block.ids)) as restore:
+            logits = strategy.forward(target, sequence.slot, block)
+            judgement = strategy.judge(block, logits, rules)
+            wanted = rules.sampling.logprobs
             logprobs = raw_logprobs(logits, judgement.path, judgement.emitted, wanted)
             if not self._keep(sequence, block, judgement):
                 restore()
@@ -264,7 +270,8 @@ class Engine:
         if self.rollback == "replay":
             return len(judgement.path) == len(block.ids)
         try:
-            return self._strategy.keep(self._target, sequence.slot, block, judgement)
+            way = TREE if block.parents else self._strategy
+            return way.keep(self._target, sequence.slot, block, judgement)
         except (RuntimeError, MemoryError):
             # A failed fast rollback is a reason to replay, never an error.
             log.warning("fast rollback to %d rows failed; replaying", len(judgement.path))

@@ -5,6 +5,7 @@ integer handle of one open sequence, below `slots`.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -67,7 +68,38 @@ class DFlashTarget(ABC):
 
     @property
     def supports_tree_verify(self) -> bool:
-        """Whether `verify_tree` and `rollback_to_tree` exist (a later issue)."""
+        """Whether `verify_tree` and `rollback_to_tree` work; `tree_detail` says why or why not."""
+        return False
+
+    @property
+    def tree_detail(self) -> str:
+        """How exact trees are here, or why there are none."""
+        return "this target verifies chains only"
+
+    def tree_rows(self, base_pos: int, parents: Sequence[int]) -> tuple[int, ...]:
+        """Rows of a tree that `verify_tree` computes as decoding alone would: with each its parent.
+
+        A tree of just these rows has these rows again. `parents` are as in `protocol.trees`.
+        """
+        del base_pos
+        return tuple(range(len(parents) + 1))
+
+    def verify_tree(
+        self, slot: int, tokens: Tensor, base_pos: int, parents: Sequence[int]
+    ) -> Tensor:
+        """Forward a tree of `tokens` [n]; row 0 stands at `base_pos`, the others by their depth.
+
+        Returns float32 logits [n, vocab_size]. Feature rows and K/V are written from ``base_pos``
+        on, in places that only `rollback_to_tree` makes a text of.
+        """
+        raise NotImplementedError(self.tree_detail)
+
+    def rollback_to_tree(self, slot: int, base_pos: int, path: Sequence[int]) -> bool:
+        """Keep rows `path`, ascending from 0, of the last tree forward, and move them together.
+
+        K/V and feature rows alike. False asks for restore and replay.
+        """
+        del slot, base_pos, path
         return False
 
     @abstractmethod

@@ -47,6 +47,10 @@ class Turner:
         """What `turn_` needs for consecutive positions."""
         return tuple(angle[start:stop] for angle in self._angles)
 
+    def gather(self, positions: Tensor) -> tuple[Tensor, ...]:
+        """What `turn_` needs for `positions` [n] in any order."""
+        return tuple(angle.index_select(0, positions) for angle in self._angles)
+
     def turn_(self, x: Tensor, angles: tuple[Tensor, ...]) -> None:
         """Rotate `x` [n, heads, head_dim] in place, by `angles` from `at`."""
         if self.interleaved:

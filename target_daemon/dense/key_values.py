@@ -40,6 +40,18 @@ class KeyValues:
         rows = self._slots[slot].narrow(3, 0, length)
         return rows.view(2 * self._layers, 1, self._heads, length, self._dim).unbind(0)
 
+    def layers(self, slot: int) -> Sequence[Tensor]:
+        """All rows of every layer: keys and values [2, kv_heads, capacity, head_dim]."""
+        return self._slots[slot].unbind(0)
+
+    def compact(self, slot: int, base: int, places: Sequence[int]) -> None:
+        """Move rows ``base + places`` of every layer, ascending, to ``base ..``."""
+        first = next((at for at, place in enumerate(places) if place != at), len(places))
+        if first < len(places):
+            rows = self._slots[slot]
+            moved = rows.index_select(3, torch.tensor(places[first:]) + base)
+            rows.narrow(3, base + first, len(places) - first).copy_(moved)
+
     def save(self, slot: int, base: int, rows: int) -> Tensor:
         """A copy of rows ``base ..`` of every layer."""
         return self._slots[slot].narrow(3, base, rows).clone()

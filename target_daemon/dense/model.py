@@ -1,27 +1,31 @@
 """The dense decoder: RMSNorm, rotary grouped-query attention, SwiGLU; Llama, Mistral, Qwen.
 
-Every family of this shape is one `Rules` away: see `llama.py`. The layers are written as straight
-code over preallocated state, since at width 1 each torch call costs as much as a small product.
+Every family of this shape is one `Rules` away: see `llama.py`. `target_daemon.dense.stack` has the
+layers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from protocol.checkpoints.target_config import read_model_config
 from protocol.config import TargetConfig
-from protocol.errors import ConfigError
-from protocol.kernels.attention import attend_folded, causal_mask, padded_length
+from protocol.errors import ConfigError, UnsupportedModel
 from protocol.kernels.rope import Turner, table
 from target_daemon.capture import open_capture
 from target_daemon.checkpoint import Checkpoint
+from target_daemon.columns import NOWHERE, Columns
+from target_daemon.columns import settle as settle_columns
 from target_daemon.dense.key_values import KeyValues
 from target_daemon.dense.layout import Rules, resolve
-from target_daemon.dense.weights import DenseLoader, LayerWeights
+from target_daemon.dense.places import Line, Tree
+from target_daemon.dense.stack import Stack
+from target_daemon.dense.weights import DenseLoader
 from target_daemon.exactness import (
     BASE,
     REFERENCE,
@@ -75,12 +79,6 @@ class DenseTarget(NativeTarget):
         model, config = request.model, request.config
         layout = resolve(model, rules)
         self._take_facts(request, layout.theta)
-        self._windows = frozenset(layout.windows)
-        self._heads, self._kv_heads, self._dim = (
-            model.num_heads,
-            model.num_kv_heads,
-            model.head_dim,
-        )
         self._capture, self.ring = open_capture(
             request.host,
             taps=config.taps,
@@ -103,8 +101,17 @@ class DenseTarget(NativeTarget):
             dtype=self.dtype,
         )
         capacity, scaling = self.key_values.capacity, model.rope_scaling
+        self._attention = AttentionShape(
+            kv_heads=model.num_kv_heads,
+            group=model.num_heads // model.num_kv_heads,
+            head_dim=model.head_dim,
+            capacity=capacity,
+            dtype=self.dtype,
+        )
         angles = table(model.head_dim, layout.theta, capacity, self.dtype, scaling)
-        self._turner = Turner(angles, self.dtype)
+        turner = Turner(angles, self.dtype)
+        self._stack = Stack(model, self.weights, self.key_values, self._capture, turner, self.dtype)
+        self._tree: tuple[int, Tree] | None = None  # of the last tree forward, and its slot
         self.widths, self.exactness = self._settle(config)
 
     def _take_facts(self, request: LoadRequest, theta: float) -> None:
@@ -143,7 +150,10 @@ class DenseTarget(NativeTarget):
         if not isinstance(snapshot, Snapshot):
             raise TypeError(f"not a snapshot of this target: {type(snapshot).__name__}")
         # A forward that failed may have left numbers that no mask silences.
-        self.key_values.clear(slot, snapshot.base, snapshot.rows)
+        rows = snapshot.rows
+        if self._tree is not None and self._tree[0] == slot:
+            rows = max(rows, self._tree[1].span)
+        self.key_values.clear(slot, snapshot.base, rows)
 
     @property
     def supports_fast_rollback(self) -> bool:
@@ -154,17 +164,34 @@ class DenseTarget(NativeTarget):
         del slot, base_pos, n
         return True
 
+    @property
+    def supports_tree_verify(self) -> bool:
+        return self._columns is not None
+
+    def tree_rows(self, base_pos: int, parents: Sequence[int]) -> tuple[int, ...]:
+        places = self._columns.place(base_pos, parents) if self._columns is not None else ()
+        return tuple(row for row, place in enumerate(places) if place != NOWHERE)
+
+    def rollback_to_tree(self, slot: int, base_pos: int, path: Sequence[int]) -> bool:
+        if self._tree is None or (self._tree[0], self._tree[1].base) != (slot, base_pos):
+            return False
+        places = self._tree[1].places
+        self.key_values.compact(slot, base_pos, [places[row] for row in path])
+        self._capture.compact(slot, base_pos, path)
+        return True
+
     # --- forward -------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def verify_batch(
         self, slot: int, tokens: Tensor, base_pos: int, logits: Logits
     ) -> Tensor | None:
-        count = tokens.shape[0]
+        count, multiple = tokens.shape[0], self.widths.key_multiple
         answers: list[Tensor] = []
         for start, stop, rows in self.widths.passes(count):
             wanted = "none" if logits == "last" and stop < count else logits
-            hidden = self._layers(slot, tokens[start:stop], base_pos + start, rows)
+            line = Line(base_pos + start, stop - start, rows)
+            hidden = self._stack.run(slot, tokens[start:stop], line, multiple)
             if wanted == "all":
                 answers.append(self._logits(hidden)[: stop - start])
             elif wanted == "last":
@@ -173,74 +200,46 @@ class DenseTarget(NativeTarget):
             return None
         return answers[0] if len(answers) == 1 else torch.cat(answers)
 
+    @torch.inference_mode()
+    def verify_tree(
+        self, slot: int, tokens: Tensor, base_pos: int, parents: Sequence[int]
+    ) -> Tensor:
+        if self._columns is None:
+            raise UnsupportedModel(f"no trees: {self.tree_detail}")
+        places = self._columns.place(base_pos, parents)
+        if NOWHERE in places:
+            raise ValueError("a row that `tree_rows` leaves out")
+        tree = Tree(base_pos, parents, places)
+        self._tree = slot, tree
+        answers = []
+        for start, stop, rows in self.widths.passes(tokens.shape[0]):
+            part = tree.part(start, stop, rows)
+            hidden = self._stack.run(slot, tokens[start:stop], part, self.widths.key_multiple)
+            answers.append(self._logits(hidden)[: stop - start])
+        return answers[0] if len(answers) == 1 else torch.cat(answers)
+
     def _last(self, hidden: Tensor, count: int) -> Tensor:
         """Logits of row ``count - 1``, computed among `least` rows: the head's width counts too."""
         least = self.widths.least
         first = max(0, min(count - 1, hidden.shape[0] - least))
         return self._logits(hidden[first : first + least])[count - 1 - first :][:1]
 
-    def _layers(self, slot: int, tokens: Tensor, base: int, rows: int) -> Tensor:
-        """Residual stream [rows, hidden] after the last layer; K/V and taps of `tokens`.
-
-        Rows beyond ``len(tokens)`` are padding, and leave no trace.
-        """
-        count = tokens.shape[0]
-        if rows > count:
-            tokens = torch.cat((tokens, tokens[-1:].expand(rows - count)))
-        self._capture.begin(slot, base, count)
-        hidden = self.embed_tokens(tokens)
-        length = padded_length(base + rows, self.key_values.capacity, self.widths.key_multiple)
-        masks = {window: self._mask(base, rows, length, window) for window in self._windows}
-        angles = self._turner.at(base, base + rows)
-        caches = self.key_values.readers(slot, length)
-        writers = self.key_values.writers(slot, base, count)
-        captured = self._capture.columns
-        for index, layer in enumerate(self.weights.layers):
-            fused = layer.qkv(layer.input_norm(hidden)).view(rows, -1, self._dim)
-            self._turn(layer, fused, angles)
-            self._store(fused[:count], writers[index])
-            key, value = caches[2 * index], caches[2 * index + 1]
-            layer.output.add_to(hidden, self._mix(fused, key, value, masks[layer.window]))
-            inner = layer.gate_up(layer.post_norm(hidden))
-            middle = inner.shape[1] // 2
-            gate = functional.silu(inner[:, :middle], inplace=True).mul_(inner[:, middle:])
-            layer.down.add_to(hidden, gate)
-            if index in captured:
-                self._capture.take(index, hidden)
-        return hidden
-
-    def _store(self, fused: Tensor, rows: Tensor) -> None:
-        """Key and value of `fused` [n, heads + 2 kv, d] into `rows` [2, kv, n, d]."""
-        pairs = fused[:, self._heads :].view(-1, 2, self._kv_heads, self._dim)
-        rows.copy_(pairs.permute(1, 2, 0, 3))
-
-    def _mix(self, fused: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        """Attention of the query in `fused`; returns [n, heads * d]."""
-        rows, kv, dim = fused.shape[0], self._kv_heads, self._dim
-        query = fused[:, : self._heads].view(rows, kv, -1, dim)
-        scale = dim**-0.5
-        if rows == 1:  # nothing to fold: four views fewer a layer
-            return attend_folded(query, key, value, mask, scale).reshape(1, -1)
-        folded = query.permute(1, 2, 0, 3).reshape(1, kv, -1, dim)
-        mixed = attend_folded(folded, key, value, mask, scale)
-        return mixed.view(kv, -1, rows, dim).permute(2, 0, 1, 3).reshape(rows, -1)
-
-    def _turn(self, layer: LayerWeights, fused: Tensor, angles: tuple[Tensor, ...]) -> None:
-        """Normalise (Qwen3) and rotate query and key in place; `fused` [n, heads + 2 kv, d]."""
-        heads = self._heads
-        if layer.q_norm is not None and layer.k_norm is not None:
-            query, key = fused[:, :heads], fused[:, heads : heads + self._kv_heads]
-            query.copy_(layer.q_norm(query))
-            key.copy_(layer.k_norm(key))
-        self._turner.turn_(fused[:, : heads + self._kv_heads], angles)
-
-    def _mask(self, base: int, rows: int, length: int, window: int | None) -> Tensor:
-        group = self._heads // self._kv_heads
-        return causal_mask(base, rows, length, window=window, group=group, dtype=self.dtype)[
-            None, None
-        ]
-
     # --- width invariance ----------------------------------------------------------------------
+
+    @cached_property
+    def _columns(self) -> Columns | None:
+        """How trees lie here, measured when it is first asked for; None where none is exact."""
+        if self.exactness.kind == "no":
+            return Columns()
+        widest = max(self.max_width, REFERENCE)
+        rows = sorted({self.widths.least, REFERENCE, *(w for w in WIDE if w < widest), widest})
+        return settle_columns(self._attention, self.widths.key_multiple, rows)
+
+    @property
+    def tree_detail(self) -> str:
+        if self._columns is None:
+            return "attention depends on where a branch lies, so that trees would not be exact"
+        return "rows of a branch keep their bits" if self._columns.stride else "rows are not exact"
 
     @torch.inference_mode()
     def _settle(self, config: TargetConfig) -> tuple[Widths, Exactness]:
@@ -272,18 +271,12 @@ class DenseTarget(NativeTarget):
         return parts if logits is None else torch.cat((logits, parts), dim=1)
 
     def probe_attention(self) -> AttentionShape:
-        return AttentionShape(
-            kv_heads=self._kv_heads,
-            group=self._heads // self._kv_heads,
-            head_dim=self._dim,
-            capacity=self.key_values.capacity,
-            dtype=self.dtype,
-        )
+        return self._attention
 
     # --- embedding and head --------------------------------------------------------------------
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
-        return functional.embedding(tokens, self.weights.embed).to(self.dtype)
+        return self._stack.embed(tokens)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return self.weights.head(self.weights.norm(hidden)).float()

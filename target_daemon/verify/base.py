@@ -2,10 +2,11 @@
 
 A strategy is one file that ends in ``STRATEGY: Final[VerifyStrategy]``. The engine calls `forward`,
 then `judge`, then `keep`; where `keep` answers False, it restores the snapshot and runs the kept
-rows again as a chain. A tree strategy overrides all three and reads `Block.parents`.
+rows again as a chain. A block with `Block.parents` is a tree's.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,7 +23,8 @@ class Block:
     base_pos: int
     ids: tuple[int, ...]
     tokens: Tensor  # [width] int64, the same ids
-    parents: tuple[int, ...] = ()  # row index of each row's parent; empty: the row before
+    parents: tuple[int, ...] = ()  # of each row but the first, as in `protocol.trees`; empty: chain
+    rows: tuple[int, ...] = ()  # of a tree: which of the rows that were asked for these are
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,22 @@ class Judgement:
 
     path: tuple[int, ...]  # kept rows, ascending, from row 0
     emitted: tuple[int, ...]  # the accepted drafts, then the new pending token
-    chosen: tuple[int, ...]  # the target's own choice at every row
+    chosen: tuple[int, ...]  # the target's own choice at every row, or at those of the path
     finish: Finish
+
+
+def end(choices: Sequence[int], rules: Rules) -> tuple[tuple[int, ...], Finish]:
+    """What a round emits of its agreeing `choices`, and whether the request ends with it.
+
+    ``n = min(accepted + 1, budget, index of the first stop token + 1)`` is the one formula for
+    every end (design.md section 8, rule 1): the n-th emitted token is pending and has no state, be
+    it a correction, EOS or the budget's last.
+    """
+    emitted = tuple(choices[: rules.budget])
+    for index, token in enumerate(emitted):
+        if token in rules.stops:
+            return emitted[: index + 1], "stop"
+    return emitted, "length" if len(emitted) == rules.budget else ""
 
 
 class VerifyStrategy(ABC):

@@ -5,9 +5,8 @@ from typing import ClassVar, Final
 from torch import Tensor
 
 from protocol.choice import choose
-from protocol.messages import Finish
 from target_daemon.target import DFlashTarget
-from target_daemon.verify.base import Block, Judgement, Rules, VerifyStrategy
+from target_daemon.verify.base import Block, Judgement, Rules, VerifyStrategy, end
 
 
 class ChainVerify(VerifyStrategy):
@@ -23,24 +22,15 @@ class ChainVerify(VerifyStrategy):
         return logits
 
     def judge(self, block: Block, logits: Tensor, rules: Rules) -> Judgement:
-        """Keep ``n = min(accepted + 1, budget, index of the first stop token + 1)`` rows.
-
-        That is the one formula for every end (design.md section 8, rule 1): the n-th emitted
-        token is pending and has no state, be it a correction, EOS or the budget's last.
-        """
+        """Keep the drafts that agree, and one more token, as far as the request goes on."""
         chosen = choose(logits, block.base_pos + 1, rules.sampling, rules.history).tolist()
         accepted = 0
         for draft, choice in zip(block.ids[1:], chosen, strict=False):
             if draft != choice:
                 break
             accepted += 1
-        emitted = chosen[: min(accepted + 1, rules.budget)]
-        finish: Finish = "length" if len(emitted) == rules.budget else ""
-        for index, token in enumerate(emitted):
-            if token in rules.stops:
-                emitted, finish = emitted[: index + 1], "stop"
-                break
-        return Judgement(tuple(range(len(emitted))), tuple(emitted), tuple(chosen), finish)
+        emitted, finish = end(chosen[: accepted + 1], rules)
+        return Judgement(tuple(range(len(emitted))), emitted, tuple(chosen), finish)
 
     def keep(self, target: DFlashTarget, slot: int, block: Block, judgement: Judgement) -> bool:
         """Fast rollback to the kept prefix."""

@@ -1,0 +1,110 @@
+"""The layers of a dense decoder as straight code over preallocated state.
+
+At width 1 each torch call costs as much as a small product.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from protocol.checkpoints.target_config import ModelConfig
+from protocol.kernels.attention import attend_folded, padded_length
+from protocol.kernels.rope import Turner
+from target_daemon.capture import Capture
+from target_daemon.dense.key_values import KeyValues
+from target_daemon.dense.places import Places
+from target_daemon.dense.weights import DenseWeights, LayerWeights
+
+
+class Stack:
+    """Runs rows through every layer, writing their K/V and taps."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        weights: DenseWeights,
+        key_values: KeyValues,
+        capture: Capture,
+        turner: Turner,
+        dtype: torch.dtype,
+    ) -> None:
+        self._heads, self._kv_heads = model.num_heads, model.num_kv_heads
+        self._dim = model.head_dim
+        self._dtype = dtype
+        self._weights = weights
+        self._key_values = key_values
+        self._capture = capture
+        self._turner = turner
+        self._windows = frozenset(layer.window for layer in weights.layers)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Rows [n, hidden] of ids [n]."""
+        return functional.embedding(tokens, self._weights.embed).to(self._dtype)
+
+    def run(self, slot: int, tokens: Tensor, places: Places, multiple: int) -> Tensor:
+        """Residual stream [rows, hidden] after the last layer; K/V and taps of `tokens`.
+
+        Rows beyond ``len(tokens)`` are padding, and leave no trace. K is padded to `multiple`.
+        """
+        count, rows = places.count, places.rows
+        if rows > count:
+            tokens = torch.cat((tokens, tokens[-1:].expand(rows - count)))
+        self._capture.begin(slot, places.first, count)
+        hidden = self.embed(tokens)
+        length = padded_length(places.reach, self._key_values.capacity, multiple)
+        group = self._heads // self._kv_heads
+        masks = {
+            window: places.mask(length, window, self._dtype, group)[None, None]
+            for window in self._windows
+        }
+        angles = places.angles(self._turner)
+        caches = self._key_values.readers(slot, length)
+        if places.columns is None:
+            writers = self._key_values.writers(slot, places.first, count)
+        else:
+            writers = self._key_values.layers(slot)
+        captured = self._capture.columns
+        for index, layer in enumerate(self._weights.layers):
+            fused = layer.qkv(layer.input_norm(hidden)).view(rows, -1, self._dim)
+            self._turn(layer, fused, angles)
+            self._store(fused[:count], writers[index], places.columns)
+            key, value = caches[2 * index], caches[2 * index + 1]
+            layer.output.add_to(hidden, self._mix(fused, key, value, masks[layer.window]))
+            inner = layer.gate_up(layer.post_norm(hidden))
+            middle = inner.shape[1] // 2
+            gate = functional.silu(inner[:, :middle], inplace=True).mul_(inner[:, middle:])
+            layer.down.add_to(hidden, gate)
+            if index in captured:
+                self._capture.take(index, hidden)
+        return hidden
+
+    def _store(self, fused: Tensor, rows: Tensor, columns: Tensor | None) -> None:
+        """Key and value of `fused` [n, heads + 2 kv, d] into `rows`.
+
+        `rows` [2, kv, n, d] are their own, or with `columns` [n] all of the layer's.
+        """
+        pairs = fused[:, self._heads :].view(-1, 2, self._kv_heads, self._dim).permute(1, 2, 0, 3)
+        if columns is None:
+            rows.copy_(pairs)
+        else:
+            rows.index_copy_(2, columns, pairs)
+
+    def _mix(self, fused: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        """Attention of the query in `fused`; returns [n, heads * d]."""
+        rows, kv, dim = fused.shape[0], self._kv_heads, self._dim
+        query = fused[:, : self._heads].view(rows, kv, -1, dim)
+        scale = dim**-0.5
+        if rows == 1:  # nothing to fold: four views fewer a layer
+            return attend_folded(query, key, value, mask, scale).reshape(1, -1)
+        folded = query.permute(1, 2, 0, 3).reshape(1, kv, -1, dim)
+        mixed = attend_folded(folded, key, value, mask, scale)
+        return mixed.view(kv, -1, rows, dim).permute(2, 0, 1, 3).reshape(rows, -1)
+
+    def _turn(self, layer: LayerWeights, fused: Tensor, angles: tuple[Tensor, ...]) -> None:
+        """Normalise (Qwen3) and rotate query and key in place; `fused` [n, heads + 2 kv, d]."""
+        heads = self._heads
+        if layer.q_norm is not None and layer.k_norm is not None:
+            query, key = fused[:, :heads], fused[:, heads : heads + self._kv_heads]
+            query.copy_(layer.q_norm(query))
+            key.copy_(layer.k_norm(key))
+        self._turner.turn_(fused[:, : heads + self._kv_heads], angles)
