@@ -1,8 +1,9 @@
 """Which descriptor belongs to which daemon's process, and that a process really ends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
+from launch.daemon_process import Event
 from launch.deadlines_heap import DeadlineHeap
 from launch.peer import Peer
 from protocol.client import Poller
@@ -12,11 +13,14 @@ class Children:
     """Keeps the poller up to date, and kills what does not end when it was asked to."""
 
     def __init__(
-        self, poller: Poller, timers: DeadlineHeap, on_end: Callable[[Peer], None]
+        self,
+        poller: Poller,
+        timers: DeadlineHeap,
+        on_events: Callable[[Peer, Sequence[Event]], None],
     ) -> None:
         self._poller = poller
         self._timers = timers
-        self._on_end = on_end
+        self._on_events = on_events
         self._by_fd: dict[int, Peer] = {}
 
     def find(self, fd: int) -> Peer | None:
@@ -33,19 +37,18 @@ class Children:
             self._by_fd[fd] = peer
 
     def end(self, peer: Peer, *, kill: bool) -> None:
-        """End its process, by force if need be or `kill`; `on_end` may be called more than once."""
-        if kill:
-            peer.child.kill()
-        else:
-            peer.child.terminate()
-        self._await_end(peer)
+        """End its process, by force if need be or `kill`; a second time changes nothing."""
+        peer.end(kill=kill)
+        self.watch(peer)
+        self.await_deadline(peer)
 
-    def _await_end(self, peer: Peer) -> None:
-        if peer.child.deadline is not None:
-            self._timers.add(peer.child.deadline, partial(self._on_deadline, peer))
+    def await_deadline(self, peer: Peer) -> None:
+        """Do what its process wants done at a time, if it does."""
+        if peer.process.deadline is not None:
+            self._timers.add(peer.process.deadline, partial(self._on_deadline, peer))
 
     def _on_deadline(self, peer: Peer) -> None:
-        peer.child.on_deadline()
+        events = peer.process.on_deadline()
         self.watch(peer)
-        self._await_end(peer)
-        self._on_end(peer)
+        self.await_deadline(peer)
+        self._on_events(peer, events)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from launch.daemon_process import Event, Lost, Present
 from launch.deadlines_heap import DeadlineHeap, Timer
 from launch.events import Role
 from launch.heartbeat import Heartbeats
@@ -19,7 +20,7 @@ from launch.lives import Lives
 from launch.owner import Owner
 from launch.peer import AnyReply, Listed, ListedReply, Peer
 from launch.plan import Loading, Plan
-from launch.process import Event, Exited
+from launch.process import Exited
 from protocol import status
 from protocol.client import Poller
 from protocol.errors import DaemonDied, DaemonError, DeadlineExceeded, ProtocolError, from_wire
@@ -27,7 +28,6 @@ from protocol.messages import (
     DaemonStatus,
     DraftHello,
     Failed,
-    Hello,
     LinkMessage,
     Stage,
     TargetHello,
@@ -39,7 +39,7 @@ NO_DRAFT: Final = "no draft was asked for"
 
 
 class Crew:
-    """Constructing starts nothing; `start` spawns, and `stack` ends what was spawned."""
+    """Constructing starts nothing; `start` does, and `stack` ends what was started."""
 
     def __init__(
         self,
@@ -53,29 +53,28 @@ class Crew:
         self._timers = timers
         self._owner = owner
         self._lives = Lives(
-            plan, poller, timers, command=command, tell=self._tell, on_over=self._on_over
+            plan,
+            poller,
+            timers,
+            command=command,
+            tell=self._tell,
+            on_event=self._on_event,
+            on_over=self._on_over,
         )
-        self._introductions = self._introduce(Path())
-        self._heartbeats = Heartbeats(timers, plan.deadlines, self._hello, self.send)
-        self.no_draft = NO_DRAFT if plan.draft is None else "the draft is still loading"
-
-    def _introduce(self, run_dir: Path) -> Introductions:
-        return Introductions(
-            self._plan,
-            run_dir,
-            self._lives.peers,
+        self._introductions = Introductions(
+            plan,
+            self._lives,
             send=self.send,
             on_up=self._up,
             on_stage=self._tell,
             on_bad_draft=partial(self._lives.lose, kill=True),
         )
-
-    def _hello(self, nonce: int) -> Hello:
-        return self._introductions.hello(nonce)
+        hello = self._introductions.hello
+        self._heartbeats = Heartbeats(timers, plan.deadlines, hello, self.send)
+        self.no_draft = NO_DRAFT if plan.asks_no_draft else "the draft is still loading"
 
     def start(self, run_dir: Path, stack: ExitStack) -> None:
-        """Read both configs, then spawn both daemons; raises what `prepare` raises."""
-        self._introductions = self._introduce(run_dir)
+        """Start both daemons, or attach to them; raises what `launch.starter` raises."""
         self._lives.start(run_dir, stack)
 
     # --- what the owner asks -----------------------------------------------------------------
@@ -157,13 +156,7 @@ class Crew:
 
     def on_readable(self, fd: int) -> None:
         """A descriptor of a child is ready; one that was closed meanwhile is not ours any more."""
-        peer = self._lives.children.find(fd)
-        if peer is None:
-            return
-        events = peer.on_readable(fd)
-        self._lives.children.watch(peer)
-        for event in events:
-            self._on_child(peer, event)
+        self._lives.on_readable(fd)
 
     def on_replies(self, link: object) -> None:
         """A link has something to read."""
@@ -178,18 +171,22 @@ class Crew:
                 else:
                     self._on_reply(peer, reply)
 
-    def _on_child(self, peer: Peer, event: Event) -> None:
+    def _on_event(self, peer: Peer, event: Event) -> None:
         match event:
             case status.Loading(done=done, total=total):
                 self._tell(peer, done, total)
             case status.Ready():
                 self._lives.note_loaded(peer)
-                self._introductions.greet(peer)
+                self._introductions.greet(peer, self._plan.deadlines.hello)
+            case Present():
+                deadlines = self._plan.deadlines  # the load's is the first of the two
+                self._introductions.greet(peer, deadlines.load + deadlines.hello)
             case status.LoadFailed(code=code, detail=detail):
                 self._lives.lose(peer, from_wire(code, detail), kill=False)
+            case Lost(error=error):
+                self._lives.lose(peer, error, kill=False)
             case Exited():
                 self._lives.lose(peer, DaemonDied(f"the {peer.role} daemon {event}"), kill=False)
-                self._lives.restart_if_due(peer)
 
     def _on_reply(self, peer: Peer, reply: AnyReply) -> None:
         sent = peer.take(reply)
@@ -200,6 +197,7 @@ class Crew:
         if isinstance(asked, Listed) and isinstance(reply, Failed | ListedReply):
             self._owner.on_answer(peer.role, asked, reply, time.monotonic() - sent.when)
             return
+        self._lives.note_loaded(peer)
         try:
             self._introductions.meet(peer, asked, reply)
         except DaemonError as error:

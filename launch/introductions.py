@@ -6,10 +6,10 @@ paired again, with the new ring.
 
 import secrets
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final, Literal
 
 from launch.events import Role
+from launch.lives import Lives
 from launch.meeting import check_hello, check_pair, pair_message
 from launch.peer import AnyReply, Peer
 from launch.plan import Plan
@@ -26,17 +26,16 @@ from protocol.messages import (
 )
 from protocol.placement import Placement, choose
 
-_MAX_NONCE: Final = (1 << 63) - 1
+MAX_NUMBER: Final = (1 << 63) - 1
 
 
 class Introductions:
-    """Over the crew's own table of peers; `send` takes a message and its deadline."""
+    """Over the present lives of both; `send` takes a message and its deadline."""
 
     def __init__(
         self,
         plan: Plan,
-        run_dir: Path,
-        peers: Mapping[Role, Peer],
+        lives: Lives,
         *,
         send: Callable[[Role, LinkMessage, float], None],
         on_up: Callable[[Peer], None],
@@ -44,12 +43,13 @@ class Introductions:
         on_bad_draft: Callable[[Peer, DaemonError], None],
     ) -> None:
         self._plan = plan
-        self._run_dir = run_dir
-        self._peers = peers
+        self._lives = lives
+        self._peers: Mapping[Role, Peer] = lives.peers
         self._send = send
         self._on_up = on_up
         self._on_stage = on_stage
         self._on_bad_draft = on_bad_draft
+        self._owner = secrets.randbelow(MAX_NUMBER)
         self.placement: Placement | None = None
         self.paired_seconds = 0.0
 
@@ -69,14 +69,20 @@ class Introductions:
         hello = self._peers["draft"].hello if "draft" in self._peers else None
         return hello if isinstance(hello, DraftHello) else None
 
-    def greet(self, peer: Peer) -> None:
-        """Say Hello to a daemon that has loaded."""
+    def greet(self, peer: Peer, seconds: float) -> None:
+        """Say Hello; the answer has so many seconds."""
         self._set_stage(peer, "greeting")
-        self._send(peer.role, self.hello(secrets.randbelow(_MAX_NONCE)), self._plan.deadlines.hello)
+        self._send(peer.role, self.hello(secrets.randbelow(MAX_NUMBER)), seconds)
 
     def hello(self, nonce: int) -> Hello:
         target, draft = self.lives
-        return Hello(target_life=target, draft_life=draft, wire_version=WIRE_VERSION, nonce=nonce)
+        return Hello(
+            target_life=target,
+            draft_life=draft,
+            wire_version=WIRE_VERSION,
+            nonce=nonce,
+            owner=self._owner,
+        )
 
     def meet(self, peer: Peer, asked: LinkMessage, reply: AnyReply) -> None:
         """Take in the answer to Hello or Pair; raises what is wrong with it."""
@@ -119,7 +125,7 @@ class Introductions:
             self._on_bad_draft(peer, error)
             return
         self._set_stage(peer, "pairing")
-        message = pair_message(target, draft, self.placement, self._run_dir)
+        message = pair_message(target, draft, self.placement, self._lives.ring_socket)
         self._send("draft", message, self._plan.deadlines.pair)
 
     def _up(self, peer: Peer) -> None:

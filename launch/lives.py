@@ -11,23 +11,25 @@ from pathlib import Path
 from typing import TypeAlias
 
 from launch.children import Children
+from launch.daemon_process import Event
 from launch.deadlines_heap import DeadlineHeap
 from launch.events import Role
 from launch.peer import Listed, Peer
 from launch.plan import Plan
 from launch.restart import Backoff
-from launch.starter import Starter
+from launch.starter import Starter, starter_for
 from protocol.client import Poller
-from protocol.errors import DaemonError, DeadlineExceeded
+from protocol.errors import DaemonError
 
 OnOver: TypeAlias = Callable[[Peer, DaemonError, Listed | None], None]
 
 
 class Lives:
-    """Constructing starts nothing; `start` spawns, and `stack` ends what was spawned.
+    """Constructing starts nothing; `start` does, and `stack` ends what was started.
 
-    `tell` hears of every stage of a peer. `on_over` hears that a life has ended by itself or was
-    ended for a reason: nothing that was asked of it will be answered, and what it was at.
+    `tell` hears of every stage of a peer, and `on_event` what its process says. `on_over` hears
+    that a life has ended by itself or was ended for a reason: nothing that was asked of it will be
+    answered, and what it was at.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Lives:
         *,
         command: Callable[[Role, Path], Sequence[str]],
         tell: Callable[[Peer], None],
+        on_event: Callable[[Peer, Event], None],
         on_over: OnOver,
     ) -> None:
         self._plan = plan
@@ -45,24 +48,29 @@ class Lives:
         self._timers = timers
         self._command = command
         self._tell = tell
+        self._on_event = on_event
         self._on_over = on_over
-        self._run_dir = Path()
         self._starter: Starter | None = None
         self._stale = 0  # replies of lives that are over
         self._backoffs: dict[Role, Backoff] = {
             role: Backoff(plan.restarts) for role in ("target", "draft")
         }
         self.peers: dict[Role, Peer] = {}  # of the present lives
-        self.children = Children(poller, timers, self.restart_if_due)
+        self.children = Children(poller, timers, self._on_events)
         self.restarts: dict[Role, int] = {"target": 0, "draft": 0}
 
     def start(self, run_dir: Path, stack: ExitStack) -> None:
-        """Read both configs, then spawn both daemons; raises what `prepare` raises."""
-        self._run_dir = run_dir
-        self._starter = Starter(self._plan, run_dir, self._command)
+        """Start both daemons, or attach to them; raises what `starter_for` raises."""
+        self._starter = starter_for(self._plan, run_dir, self._command)
+        stack.callback(self._starter.close)
         stack.callback(self._close_all)
         for role in self._starter.roles:
-            self._spawn(self._starter, role)
+            self._begin(self._starter, role)
+
+    @property
+    def ring_socket(self) -> Path:
+        """Where the target offers its ring; once started."""
+        return Path() if self._starter is None else self._starter.ring_socket
 
     @property
     def num_stale_replies(self) -> int:
@@ -96,7 +104,7 @@ class Lives:
         sent = peer.forget_sent()
         for one in sent:
             one.cancel(self._timers)
-        peer.link.close()
+        peer.disconnect()
         self.children.end(peer, kill=kill)
         now = time.monotonic()
         delay = self._backoffs[peer.role].failed(now, error)
@@ -110,34 +118,52 @@ class Lives:
     def restart_if_due(self, peer: Peer) -> None:
         """Not before its process has ended: it may still hold, or remove, the socket's name."""
         late = peer.restart_at is not None and time.monotonic() >= peer.restart_at
-        if not late or self._starter is None or peer.child.exited is None:
+        if not late or self._starter is None or not peer.has_ended:
             return
         if self.peers.get(peer.role) is peer:
             self._stale += peer.num_stale_replies
             self.restarts[peer.role] += 1
-            self._spawn(self._starter, peer.role)
+            try:
+                self._begin(self._starter, peer.role)
+            except DaemonError as error:
+                self.lose(self.peers[peer.role], error, kill=False)
 
-    def _spawn(self, starter: Starter, role: Role) -> None:
-        peer = starter.peer(role)
+    def on_readable(self, fd: int) -> None:
+        """A descriptor of a process is ready; one that was closed meanwhile is not ours."""
+        peer = self.children.find(fd)
+        if peer is not None:
+            events = peer.on_readable(fd)
+            self.children.watch(peer)
+            self._on_events(peer, events)
+
+    def _begin(self, starter: Starter, role: Role) -> None:
+        peer = starter.peer(role, self.peers.get(role))
         self.peers[role] = peer
-        peer.start(self._poller, self._run_dir)
+        events = peer.start(self._poller)
         self.children.watch(peer)
+        self.children.await_deadline(peer)
         due = time.monotonic() + self._plan.deadlines.load
         peer.load_timer = self._timers.add(due, partial(self._on_load_late, peer))
         self._tell(peer)
+        self._on_events(peer, events)
+
+    def _on_events(self, peer: Peer, events: Sequence[Event]) -> None:
+        for event in events:
+            self._on_event(peer, event)
+        self.restart_if_due(peer)
 
     def _on_load_late(self, peer: Peer) -> None:
-        seconds = self._plan.deadlines.load
-        error = DeadlineExceeded(f"the {peer.role} did not load within {seconds:g} s")
+        error = peer.process.absent(peer.role, self._plan.deadlines.load)
         self.lose(peer, error, kill=True)
 
     def _may_restart(self, peer: Peer) -> bool:
         """A target that cannot even load is an error at once, not a reason to wait."""
-        return peer.role == "draft" or peer.has_served or self.restarts["target"] > 0
+        served = peer.has_served or self.restarts["target"] > 0
+        return peer.role == "draft" or served or peer.process.may_come_later
 
     def _close_all(self) -> None:
         """Both end at the same time, within their deadlines."""
         for peer in self.peers.values():
-            peer.terminate()
+            peer.end()
         for peer in self.peers.values():
             peer.close()

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from protocol.config import RING_SOCKET
 from protocol.errors import DraftMismatch, ProtocolError, WireMismatch
 from protocol.messages import WIRE_VERSION, DraftHello, Hello, Pair, TargetHello
 from protocol.placement import Placement
@@ -50,14 +49,14 @@ def check_pair(target: TargetHello, draft: DraftHello) -> None:
 
 
 def pair_message(
-    target: TargetHello, draft: DraftHello, placement: Placement, run_dir: Path
+    target: TargetHello, draft: DraftHello, placement: Placement, ring_socket: Path
 ) -> Pair:
     """What the draft needs to attach to the target's ring, embedding and head."""
     return Pair(
         target_life=target.target_life,
         draft_life=draft.draft_life,
         transport=placement.transport,
-        address=str(run_dir / RING_SOCKET),
+        address=str(ring_socket),
         ring_nonce=target.nonce,
         slots=target.slots,
         ring_capacity=target.ring_capacity,

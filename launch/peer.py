@@ -2,13 +2,13 @@
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
+from launch.daemon_process import DaemonProcess, Event
 from launch.deadlines_heap import DeadlineHeap, Timer
 from launch.events import Role
-from launch.process import Child, Event
 from protocol.client import Link, Poller
 from protocol.config import DRAFT_SOCKET, TARGET_SOCKET
 from protocol.errors import DaemonError, InternalError
@@ -77,45 +77,64 @@ class Sent:
 
 
 class Peer:
-    """Constructed without I/O; `start` spawns, `close` ends for certain."""
+    """Constructed without I/O; `start` brings the daemon about, `close` lets go of it.
 
-    def __init__(self, role: Role, life: int, child: Child) -> None:
+    `address` is where the daemon answers.
+    """
+
+    def __init__(self, role: Role, life: int, process: DaemonProcess, address: str) -> None:
         self.role: Role = role
         self.life = life
-        self.child = child
+        self.process = process
         self.stage: Stage = "loading"
         self.error: DaemonError | None = None  # why it failed
         self.hello: TargetHello | DraftHello | None = None
         self.restart_at: float | None = None  # once it has failed
         self.has_served = False  # it was ready once
         self.num_stale_replies = 0
-        self.fds: tuple[int, ...] = ()  # of the child, as the poller watches them
+        self.fds: tuple[int, ...] = ()  # of the process, as the poller watches them
         # Not due until it is set.
         self.load_timer = Timer(0.0, None)
+        self._address = address
         self._started = False
         self._link: Link[AnyReply] | None = None
         self._sent: deque[Sent] = deque()
 
-    def start(self, poller: Poller, run_dir: Path) -> None:
-        """Spawn, and open the link that the daemon will answer on once it has loaded."""
-        self.child.start()
+    def start(self, poller: Poller) -> Sequence[Event]:
+        """Start, and open the link that the daemon will answer on once it has loaded."""
+        events = self.process.start()
         self._started = True
-        self._link = poller.connect(f"ipc://{run_dir / SOCKETS[self.role]}", REPLIES[self.role])
+        self._link = poller.connect(self._address, REPLIES[self.role])
+        for message in self.process.opening:
+            self._link.send(message)
         self.watch(poller)
+        return events
 
-    def terminate(self) -> None:
-        """Ask the process to end; harmless if it has ended, or was never started."""
-        if self._started:
-            self.child.terminate()
+    def end(self, *, kill: bool = False) -> None:
+        """Its life is over: ask the process to end, by force for `kill`. Twice is harmless."""
+        if self._started and kill:
+            self.process.kill()
+        elif self._started:
+            self.process.terminate()
 
     def close(self) -> None:
-        """End the process and wait for it, within its deadlines; harmless if it has ended."""
+        """Wait for that, within its deadlines; harmless if it has ended."""
         if self._started:
-            self.child.close()
+            self.process.close()
+
+    def disconnect(self) -> None:
+        """Close the link, if there is one."""
+        if self._link is not None:
+            self._link.close()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether another life may begin."""
+        return not self._started or self.process.has_ended
 
     def watch(self, poller: Poller) -> None:
-        """Bring the poller up to date with the child's descriptors."""
-        fds = self.child.fds
+        """Bring the poller up to date with the process's descriptors."""
+        fds = self.process.fds
         for fd in self.fds:
             if fd not in fds:
                 poller.remove(fd)
@@ -124,9 +143,9 @@ class Peer:
                 poller.add(fd)
         self.fds = fds
 
-    def on_readable(self, fd: int) -> list[Event]:
-        """What the child says, or how it ended."""
-        return self.child.on_readable(fd)
+    def on_readable(self, fd: int) -> Sequence[Event]:
+        """What the process says, or how it ended."""
+        return self.process.on_readable(fd)
 
     @property
     def link(self) -> Link[AnyReply]:
@@ -167,12 +186,11 @@ class Peer:
         return sent
 
     def status(self) -> DaemonStatus:
-        running = self._started and self.child.exited is None
         return DaemonStatus(
             stage=self.stage,
             reason="" if self.error is None else str(self.error),
             life=self.life,
-            pid=self.child.pid if running else None,
+            pid=None if self.has_ended else self.process.pid or None,
         )
 
 

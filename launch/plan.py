@@ -1,6 +1,6 @@
 """What a supervisor is asked to run, and what it says while it starts: two frozen structs."""
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -9,10 +9,24 @@ from protocol.config import Deadlines, DType, FrozenConfig, Positive
 from protocol.messages import DaemonRole, Stage
 
 
-class Plan(FrozenConfig, frozen=True, kw_only=True):
-    """One pair of daemons to start; `draft` is None for autoregressive generation."""
+class Attach(FrozenConfig, frozen=True, kw_only=True):
+    """Daemons that run as services of their own: their run directories."""
 
-    model: str  # folder, or GGUF file
+    target: str
+    draft: str | None = None  # None for autoregressive generation
+
+
+ATTACHED_RESTARTS: Final = Restarts(longest=1.0, rarely=5.0)  # connecting again costs little
+
+
+class Plan(FrozenConfig, frozen=True, kw_only=True):
+    """One pair of daemons to start; `draft` is None for autoregressive generation.
+
+    With `attach` none is started, and what is said of models and loading is not looked at.
+    """
+
+    model: str = ""  # folder, or GGUF file
+    attach: Attach | None = None
     draft: str | None = None  # folder
     dtype: DType = "auto"
     exact: bool = False
@@ -30,6 +44,11 @@ class Plan(FrozenConfig, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     deadlines: Deadlines = Deadlines()
     restarts: Restarts = Restarts()
+
+    @property
+    def asks_no_draft(self) -> bool:
+        """Whether generation is to be autoregressive."""
+        return (self.draft if self.attach is None else self.attach.draft) is None
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True):

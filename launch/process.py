@@ -18,11 +18,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from launch.events import Role
 from launch.idle_threads import spin_settings
 from launch.log_tail import LineReader, LogTail
 from protocol.config import Deadlines
-from protocol.errors import InternalError, ProtocolError, Unavailable
+from protocol.errors import (
+    DaemonError,
+    DeadlineExceeded,
+    InternalError,
+    ProtocolError,
+    Unavailable,
+)
 from protocol.lifeline import PARENT_VARIABLE
+from protocol.messages import LinkMessage
 from protocol.status import MAX_LINE_BYTES, Status, decode_status
 
 # What a service manager says to the supervisor alone.
@@ -68,6 +76,9 @@ class Child:
     main thread: the kernel's parent-death signal follows the thread, not the process.
     """
 
+    opening: Final[tuple[LinkMessage, ...]] = ()
+    may_come_later: Final = False
+
     def __init__(
         self,
         command: Sequence[str],
@@ -98,8 +109,8 @@ class Child:
     ) -> None:
         self.close()
 
-    def start(self) -> None:
-        """Spawn; raises Unavailable when the system refuses."""
+    def start(self) -> list[Event]:
+        """Spawn; raises Unavailable when the system refuses. What it says comes later."""
         try:
             process = subprocess.Popen(  # noqa: S603 -- our own interpreter and modules
                 self._command,
@@ -116,6 +127,11 @@ class Child:
         self._pidfd = os.pidfd_open(process.pid)
         for fd in self.fds[:2]:
             os.set_blocking(fd, False)
+        return []
+
+    def absent(self, role: Role, seconds: float) -> DaemonError:
+        """It has loaded for too long."""
+        return DeadlineExceeded(f"the {role} did not load within {seconds:g} s")
 
     @property
     def pid(self) -> int:
@@ -125,6 +141,10 @@ class Child:
     def exited(self) -> Exited | None:
         """How it ended, once it has."""
         return self._exited
+
+    @property
+    def has_ended(self) -> bool:
+        return self._exited is not None
 
     @property
     def log(self) -> str:

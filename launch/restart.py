@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from protocol.config import FrozenConfig, Timeout
-from protocol.errors import ConfigError, DaemonError, InsufficientMemory
+from protocol.errors import ConfigError, DaemonAbsent, DaemonError, InsufficientMemory
 
 Factor = Annotated[float, Meta(ge=1.0, le=100.0)]
 
@@ -43,7 +43,7 @@ class Backoff:
         if since is not None and now - since >= self.times.healthy:
             self.failures = 0
         self.failures += 1
-        if isinstance(error, ConfigError | InsufficientMemory):
+        if isinstance(error, ConfigError | InsufficientMemory | DaemonAbsent):
             self.failures = max(self.failures, self.times.patience)
         if self.is_left_off:
             return self.times.rarely

@@ -3,16 +3,17 @@
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
+from launch.attached import Attacher
 from launch.events import Role
-from launch.peer import Peer
+from launch.peer import SOCKETS, Peer
 from launch.plan import Plan
 from launch.prepare import prepare
 from launch.process import Child, daemon_command
-from protocol.config import FrozenConfig, write_config
+from protocol.config import RING_SOCKET, FrozenConfig, write_config
 
 MODULES: Final[dict[Role, str]] = {"target": "target_daemon", "draft": "draft_daemon"}
 
@@ -22,7 +23,36 @@ def installed(role: Role, config: Path) -> tuple[str, ...]:
     return daemon_command(MODULES[role], config)
 
 
-class Starter:
+class Starter(Protocol):
+    """Makes the peers of one pair, life after life."""
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The daemons that there are to be."""
+        ...
+
+    @property
+    def ring_socket(self) -> Path:
+        """Where the target offers its ring."""
+        ...
+
+    def peer(self, role: Role, before: Peer | None = None) -> Peer:
+        """A peer of a new life, after that of `before`; nothing is started yet."""
+        ...
+
+    def close(self) -> None:
+        """After all peers were closed."""
+        ...
+
+
+def starter_for(
+    plan: Plan, run_dir: Path, command: Callable[[Role, Path], Sequence[str]]
+) -> Starter:
+    """Attach to daemons that run, if the plan says so, or spawn them; raises what it raises."""
+    return Spawner(plan, run_dir, command) if plan.attach is None else Attacher(plan.attach)
+
+
+class Spawner:
     """Makes the peers of one run directory; every start gets a life that no other ever had."""
 
     def __init__(
@@ -41,14 +71,22 @@ class Starter:
     def roles(self) -> tuple[Role, ...]:
         return tuple(self._configs)
 
-    def peer(self, role: Role) -> Peer:
+    @property
+    def ring_socket(self) -> Path:
+        return self._run_dir / RING_SOCKET
+
+    def peer(self, role: Role, before: Peer | None = None) -> Peer:
         """A peer of a new life, with its config written; nothing is spawned yet.
 
         Only when the process of the life before has ended: both would use one socket.
         """
+        del before
         life = next(self._lives)
         path = self._run_dir / f"{role}.json"
         path.unlink(missing_ok=True)
         write_config(msgspec.structs.replace(self._configs[role], life=life), path)
         child = Child(self._command(role, path), deadlines=self._plan.deadlines)
-        return Peer(role, life, child)
+        return Peer(role, life, child, f"ipc://{self._run_dir / SOCKETS[role]}")
+
+    def close(self) -> None:
+        """The run directory is its owner's."""

@@ -71,6 +71,12 @@ class Unavailable(DaemonError):
     exit_code = 69  # sysexits: service unavailable
 
 
+class DaemonAbsent(Unavailable):
+    """A daemon that should run as a service of its own does not answer: which, and how long."""
+
+    code = "daemon_absent"
+
+
 class TemporaryFailure(DaemonError):
     """Something needed is not ready yet; the same command may work later."""
 

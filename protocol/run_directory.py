@@ -136,6 +136,19 @@ def _owner_is_dead(path: Path) -> bool:
     return state.rpartition(")")[2].split()[0] in "ZX"
 
 
+def living_owner(path: Path) -> int:
+    """The process that owns the folder; 0 when none does, or it has only just begun to."""
+    lock_file = path / OWNER_LOCK
+    with taken(lock_file) as is_free:
+        if is_free:
+            return 0
+    try:
+        text = lock_file.read_text(encoding="ascii").strip()
+    except OSError:
+        return 0
+    return int(text) if text.isdecimal() else 0
+
+
 def remove_if_orphaned(path: Path) -> bool:
     """Remove the folder if its owner is dead and nobody is left in it; True when it did."""
     with taken(path / OWNER_LOCK) as owner_is_dead:

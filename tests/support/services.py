@@ -42,7 +42,8 @@ class Service:
     def pid(self):
         return self.process.pid
 
-    def start(self):
+    def start(self, faults=None):
+        self._faults = self._faults if faults is None else faults
         environment = os.environ | {"DFLASH_TEST_FAULTS": self._faults}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

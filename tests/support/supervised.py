@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launch.plan import Plan
+from launch.plan import ATTACHED_RESTARTS, Attach, Plan
 from launch.supervisor import Supervisor
 from launch.token_ids import pack_ids, unpack_ids
 from protocol.config import Deadlines
@@ -30,6 +30,13 @@ def plan_for(target: Path, draft: Path | None = None, **changes) -> Plan:
         "deadlines": DEADLINES,
     }
     return Plan(**(settings | changes))
+
+
+def attach_plan(target, draft=None, **changes) -> Plan:
+    """For services in these run directories."""
+    attach = Attach(target=str(target), draft=None if draft is None else str(draft))
+    times = {"restarts": ATTACHED_RESTARTS, "deadlines": DEADLINES}
+    return Plan(**({"attach": attach} | times | changes))
 
 
 @dataclass

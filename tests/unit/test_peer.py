@@ -41,7 +41,7 @@ class Wire:
 
 @pytest.fixture
 def peer():
-    made = Peer("draft", 6, Child(("true",), deadlines=Deadlines()))
+    made = Peer("draft", 6, Child(("true",), deadlines=Deadlines()), "ipc://nowhere")
     made._link = Wire()
     return made
 
@@ -120,7 +120,7 @@ def test_the_latest_deadline_is_of_all_that_is_due(peer):
 
 
 def test_a_peer_that_was_not_started_has_no_link_and_ends_at_once():
-    peer = Peer("draft", 6, Child(("true",), deadlines=Deadlines()))
+    peer = Peer("draft", 6, Child(("true",), deadlines=Deadlines()), "ipc://nowhere")
     peer.close()
     assert peer.status().pid is None
     with pytest.raises(InternalError):

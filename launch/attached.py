@@ -1,0 +1,156 @@
+"""Daemons that run as services of their own: driven by this supervisor, never started or ended.
+
+The right to drive one is a lock in its run directory (`protocol.driving`), and every life that it
+is given is greater than all before, whoever gave them. A daemon that hangs or talks nonsense is
+asked to leave; whoever runs the service starts it again.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from launch.daemon_process import Event, Lost, Present
+from launch.events import Role
+from launch.peer import SOCKETS, Peer
+from launch.plan import Attach
+from protocol.config import RING_SOCKET
+from protocol.driving import DriverLock, read_driver
+from protocol.errors import (
+    DaemonAbsent,
+    DaemonDied,
+    DaemonError,
+    DeadlineExceeded,
+    ProtocolError,
+)
+from protocol.messages import Leave
+from protocol.run_directory import living_owner, remove_if_orphaned
+
+SICK: Final = (DeadlineExceeded, ProtocolError)  # what starting again may help against
+MAX_REASON: Final = 4096
+LOOK_SECONDS: Final = 0.1  # between two looks whether a daemon is there
+
+
+class Attached:
+    """One life of such a daemon; `pid` is that of its process, once that is there."""
+
+    may_come_later: Final = True
+
+    def __init__(
+        self, role: Role, run_dir: Path, lock: DriverLock, life: int, opening: Sequence[Leave]
+    ) -> None:
+        self._role = role
+        self._run_dir = run_dir
+        self._lock = lock
+        self._life = life
+        self._pidfd = -1
+        self.opening = tuple(opening)
+        self.deadline: float | None = None
+        self.pid = 0
+        self.has_ended = False
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        return () if self._pidfd < 0 else (self._pidfd,)
+
+    def start(self) -> list[Event]:
+        """Take the right to drive it, or wait until it is there.
+
+        Raises NotTheDriver with the pid of the process that drives it.
+        """
+        pid = living_owner(self._run_dir)
+        if pid:
+            with suppress(OSError):  # of another namespace: the link's silence must tell
+                self._pidfd = os.pidfd_open(pid)
+        # What is watched must be what was looked at: a number may be given again.
+        if not pid or living_owner(self._run_dir) != pid:
+            self._unwatch()
+            self.deadline = time.monotonic() + LOOK_SECONDS
+            return []
+        self.pid, self.deadline = pid, None
+        try:
+            self._lock.take(self._life)
+        except DaemonError:
+            self._unwatch()
+            raise
+        return [Present()]
+
+    def absent(self, role: Role, seconds: float) -> DaemonError:
+        """Nobody there, or one that loads for longer than that."""
+        return DaemonAbsent(f"no {role} daemon in {self._run_dir} answered within {seconds:g} s")
+
+    def on_readable(self, fd: int) -> list[Event]:
+        """Its process has ended."""
+        del fd
+        self.terminate()
+        return [Lost(DaemonDied(f"the {self._role} daemon has ended; its own log says why"))]
+
+    def on_deadline(self) -> list[Event]:
+        """Look again whether it is there."""
+        if self.deadline is None or time.monotonic() < self.deadline:
+            return []
+        try:
+            return self.start()
+        except DaemonError as error:
+            return [Lost(error)]
+
+    def terminate(self) -> None:
+        """Its process is not ours: this life alone is over."""
+        self.has_ended, self.deadline = True, None
+        self._unwatch()
+
+    def kill(self) -> None:
+        """The same; `Attacher.peer` asks it to leave, over the next link."""
+        self.terminate()
+
+    def close(self) -> None:
+        """The lock stays with the `Attacher`."""
+        self.terminate()
+
+    def _unwatch(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+class Attacher:
+    """Makes the peers of a pair that runs already; every life is greater than any before."""
+
+    def __init__(self, attach: Attach) -> None:
+        self._folders: dict[Role, Path] = {"target": Path(attach.target)}
+        if attach.draft is not None:
+            self._folders["draft"] = Path(attach.draft)
+        self._locks = {role: DriverLock(folder) for role, folder in self._folders.items()}
+        self._last = 0
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        return tuple(self._folders)
+
+    @property
+    def ring_socket(self) -> Path:
+        return self._folders["target"] / RING_SOCKET
+
+    def peer(self, role: Role, before: Peer | None = None) -> Peer:
+        """A peer of a new life; the daemon is asked to end `before` if it was sick in that one."""
+        folder = self._folders[role]
+        # By the clock, and not by it alone: a clock can be set back.
+        self._last = max(self._last + 1, time.time_ns(), read_driver(folder).life + 1)
+        process = Attached(role, folder, self._locks[role], self._last, _leave(before))
+        return Peer(role, self._last, process, f"ipc://{folder / SOCKETS[role]}")
+
+    def close(self) -> None:
+        """Give up the right; a folder that a dead daemon left is removed."""
+        for role, lock in self._locks.items():
+            lock.release()
+            remove_if_orphaned(self._folders[role])
+
+
+def _leave(before: Peer | None) -> tuple[Leave, ...]:
+    if before is None or before.hello is None or not isinstance(before.error, SICK):
+        return ()
+    target, draft = (before.life, 0) if before.role == "target" else (0, before.life)
+    reason = str(before.error)[:MAX_REASON]
+    return (Leave(target_life=target, draft_life=draft, reason=reason),)
