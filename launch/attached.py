@@ -52,6 +52,10 @@ class Attached:
         self.has_ended = False
 
     @property
+    def log(self) -> str:
+        return ""
+
+    @property
     def fds(self) -> tuple[int, ...]:
         return () if self._pidfd < 0 else (self._pidfd,)
 

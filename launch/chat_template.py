@@ -24,7 +24,7 @@ from jinja2.ext import loopcontrols as LoopControls  # noqa: N812 - jinja names 
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from protocol.checkpoints.folder import read_object
+from protocol.checkpoints.json_file import read_json
 from protocol.errors import CheckpointError, UsageError
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
@@ -140,7 +140,7 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
     """
     config: dict[str, Any] = {}
     if (folder / TOKENIZER_CONFIG).is_file():
-        config = read_object(folder / TOKENIZER_CONFIG)
+        config = read_json(folder / TOKENIZER_CONFIG)
     found = _source(folder, config)
     if found is None:
         return None
@@ -166,7 +166,7 @@ def _source(folder: Path, config: Mapping[str, Any]) -> tuple[str, str] | None:
         return _read_text(path), str(path)
     path = folder / TEMPLATE_JSON
     if path.is_file():
-        config = read_object(path)
+        config = read_json(path)
     else:
         path = folder / TOKENIZER_CONFIG
     value = config.get("chat_template")

@@ -88,6 +88,11 @@ class Crew:
         peer = self._lives.peers.get(role)
         return "absent" if peer is None else peer.stage
 
+    def log(self, role: Role) -> str:
+        """The end of what a daemon wrote, where it was spawned here."""
+        peer = self._lives.peers.get(role)
+        return "" if peer is None else peer.process.log
+
     def error(self, role: Role) -> DaemonError | None:
         """Why a daemon failed."""
         peer = self._lives.peers.get(role)

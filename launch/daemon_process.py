@@ -51,6 +51,11 @@ class DaemonProcess(Protocol):
         ...
 
     @property
+    def log(self) -> str:
+        """The end of what it wrote; empty where it keeps its log itself."""
+        ...
+
+    @property
     def has_ended(self) -> bool:
         """Whether another life may begin."""
         ...

@@ -52,6 +52,7 @@ class DraftSide:
         self.stage: Literal["absent", "available", "opening", "open"] = "absent"
         self.reason = reason
         self.block = Block()
+        self._is_owed = False  # a life that it lost is being made good
         self._ingested = 0  # rows below this position are context, or were given up
         self._wanted = context
         self._target = target
@@ -118,6 +119,7 @@ class DraftSide:
             return
         self._asked.forget("draft")
         self._tally.num_draft_restarts += facts.life > self.life > 0
+        self._is_owed = False
         joined = "draft joined"
         if self.life:
             lost = "draft was lost and" if facts.life > self.life else "target was lost; draft"
@@ -130,8 +132,18 @@ class DraftSide:
         self.lose(reason)
         self.block = Block()
 
+    def end(self) -> None:
+        """The request ends: a restart that is under way counts as one."""
+        self._tally.num_draft_restarts += self._is_owed
+        self._is_owed = False
+
+    def die(self, reason: str) -> None:
+        """Its life is over, and the next one is being started."""
+        self._is_owed = self._is_owed or self.life > 0
+        self.lose(reason)
+
     def lose(self, reason: str) -> None:
-        """It died or hangs; the first reason of a life stays."""
+        """It cannot be asked any more; the first reason of a life stays."""
         self._asked.forget("draft")
         if self.stage == "absent" and self.life:
             return

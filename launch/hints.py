@@ -1,14 +1,22 @@
 """Proposals that no draft made: a caller's hints, and n-grams; verified like any other."""
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Final, Literal
 
 from launch.draft_side import Block
 from launch.journal import Journal
 from launch.ngram import NgramLookup
 from launch.token_ids import pack_ids, unpack_ids
 
+START: Final = 1.0  # tokens a round that a draft is believed to have right at first
+SHARE: Final = 0.2  # of the latest round in a moving mean
+
 Mode = tuple[Literal["speculative", "autoregressive"], str]
+
+
+def _equal(pair: tuple[int, int]) -> bool:
+    return pair[0] == pair[1]
 
 
 def overlay(
@@ -29,12 +37,44 @@ def overlay(
     return pack_ids(ids), frozenset(hinted)
 
 
+class Race:
+    """Who has been right for longer: the draft's block with what n-grams add, or n-grams alone.
+
+    Both are held against what each round emits, whoever's block it was. A round that emits few
+    tokens says little about a longer proposal, so that the leader is rated too low, not too high.
+    """
+
+    def __init__(self) -> None:
+        self._rates = {"draft": START, "ngram": 0.0}  # tokens a round, moving means
+        self._tried: dict[str, Sequence[int]] = {}
+
+    @property
+    def ngram_leads(self) -> bool:
+        return self._rates["ngram"] > self._rates["draft"]
+
+    def enter(self, draft: Sequence[int], ngram: Sequence[int]) -> None:
+        """What each would have the next tokens be."""
+        self._tried = {"draft": draft, "ngram": ngram}
+
+    def judge(self, emitted: Sequence[int]) -> None:
+        """The round's tokens are known."""
+        for name, ids in self._tried.items():
+            if ids:
+                same = sum(1 for _ in takewhile(_equal, zip(ids, emitted, strict=False)))
+                self._rates[name] += (same - self._rates[name]) * SHARE
+        self._tried = {}
+
+
 class Guesses:
-    """Completes each round's block: hints override the draft, n-grams go on behind both."""
+    """Completes each round's block: hints override the draft, n-grams go on behind both.
+
+    Where n-grams have lately been right for longer than the draft, they replace its block.
+    """
 
     def __init__(self, hints: Mapping[int, int], *, ngram: bool) -> None:
         self._hints = hints
         self._ngram = NgramLookup() if ngram else None
+        self._race = Race()
         self._known = 0  # bytes of prompt and output that the n-grams have taken in
         self._used = False
 
@@ -55,8 +95,16 @@ class Guesses:
         self._known = len(emitted)
         ids = unpack_ids(block.proposed)
         found = ngram.propose(ids, widest - len(ids))
+        alone = ngram.propose((), widest) if ids and not block.hinted else []
+        self._race.enter((*ids, *found), alone)
+        if alone and self._race.ngram_leads:
+            ids, found = (), alone
         block.proposed = pack_ids((*ids, *found))
         block.looked_up = frozenset(range(len(ids), len(ids) + len(found)))
+
+    def judge(self, emitted: Sequence[int]) -> None:
+        """A round has emitted these tokens."""
+        self._race.judge(emitted)
 
     def mode(self, mode: Mode) -> Mode:
         """The request's mode: blocks were verified without a draft if guesses made some."""

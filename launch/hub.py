@@ -7,8 +7,8 @@ HF_HOME, HF_HUB_OFFLINE). Only data files are fetched: never pickles, never code
 from pathlib import Path
 from typing import Final
 
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub import errors as hub_errors
-from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -89,7 +89,27 @@ def _typed(name: str, error: Exception) -> DaemonError:
             return ModelNotFound(f"{name}: the hub has no such revision")
         case HFValidationError():
             return ModelNotFound(f"{name} is no valid hub id: {first}")
-        case OSError() | HTTPError():
+        case _ if constants.is_offline_mode():
+            return Unavailable(
+                f"{name} is not in the cache of the hub, and HF_HUB_OFFLINE forbids to fetch it"
+            )
+        case _ if (status := _status(error)) is not None:
+            return Unavailable(f"the hub at {constants.ENDPOINT} answered {status} for {name}")
+        case LocalEntryNotFoundError() | ConnectionError() | TimeoutError() | HTTPError():
+            return Unavailable(
+                f"the hub at {constants.ENDPOINT} cannot be reached; {name} was not fetched"
+            )
+        case OSError():
             return Unavailable(f"cannot fetch {name} from the hub: {first}")
         case _:
             return CheckpointError(f"{name}: {first}")
+
+
+def _status(error: BaseException | None) -> int | None:
+    """The HTTP status behind an error: the library may raise another one because of it."""
+    while error is not None:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if isinstance(status, int):
+            return status
+        error = error.__cause__ or error.__context__
+    return None

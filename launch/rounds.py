@@ -76,31 +76,35 @@ class Rounds:
 
     def begin(self, item: PrefilledItem) -> Finish | None:
         """The prompt's end chose the first token."""
-        return self._emit(
-            Verdict(
-                sequence=item.sequence,
-                accepted=0,
-                tokens=one_id(item.token),
-                chosen=b"",
-                committed=item.committed,
-                finish=item.finish,
-                seconds=0.0,
-                logprobs=item.logprobs,
-            ),
-            0,
+        first = Verdict(
+            sequence=item.sequence,
+            accepted=0,
+            tokens=one_id(item.token),
+            chosen=b"",
+            committed=item.committed,
+            finish=item.finish,
+            seconds=0.0,
+            logprobs=item.logprobs,
         )
+        return self._emit(first, 0, self._kept(first))
 
     def commit(self, asked: VerifyItem, item: Verdict) -> Finish | None:
         """Count and emit a round; the request's end, if this is it."""
         width, block = len(asked.tokens) // WIDTH, self._draft.block
-        self._tally.add_round(width - 1, item.accepted, block.hinted, block.looked_up)
+        kept = self._kept(item)
+        accepted = item.accepted if kept is None else kept - 1
+        self._tally.add_round(width - 1, accepted, block.hinted, block.looked_up)
         self._tally.add_seconds(block.draft_seconds, block.ingest_seconds, item.seconds)
-        return self._emit(item, width)
+        self._guesses.judge(unpack_ids(item.tokens))
+        return self._emit(item, width, kept)
 
-    def _emit(self, item: Verdict, width: int) -> Finish | None:
+    def _kept(self, item: Verdict) -> int | None:
+        """How many tokens a stop string leaves, if one ends the text among them."""
+        return self._find_stop(unpack_ids(item.tokens)) if self._find_stop else None
+
+    def _emit(self, item: Verdict, width: int, kept: int | None) -> Finish | None:
         """Journal and command in one place: no token goes out unrecorded, or behind a stop."""
         block, self._draft.block = self._draft.block, Block()
-        kept = self._find_stop(unpack_ids(item.tokens)) if self._find_stop else None
         tokens = item.tokens if kept is None else item.tokens[: kept * WIDTH]
         piece = Piece(
             request=self._request,

@@ -185,7 +185,7 @@ class Session:
             case DraftUp(facts):
                 self.draft.arrive(facts, self.journal.emitted)
             case DraftDown(reason):
-                self.draft.lose(reason)
+                self.draft.die(reason)
             case DraftLate(number):
                 self._asked.defer(number)  # its answer may still come
             case Withdrawn(number):
@@ -239,6 +239,8 @@ class Session:
         if outcome is None or self.phase in ("closing", "done"):
             return
         self._final_mode = self._rounds.mode
+        self.draft.end()
+        self.tally.num_target_restarts += not self._target_alive
         opened, self.phase, self._outcome = self.phase != "new", "closing", outcome
         keep = self.journal.committed if self.journal.emitted else self._building.prefilled
         retain = self.submit.retain and isinstance(outcome, Finish)

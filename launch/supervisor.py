@@ -125,6 +125,10 @@ class Supervisor:
         self._admit()
         return known
 
+    def log(self, role: Role) -> str:
+        """The end of what a daemon wrote, where it was spawned here."""
+        return self._crew.log(role)
+
     def describe(self) -> StatusReport:
         """What runs, how, and why."""
         return report(

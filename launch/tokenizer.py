@@ -11,7 +11,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from launch.chat_template import TOKENIZER_CONFIG, ChatTemplate, load_chat_template, special_texts
-from protocol.checkpoints.folder import read_object
+from protocol.checkpoints.json_file import read_json
 from protocol.errors import CheckpointError, UsageError
 
 TOKENIZER_FILE: Final = "tokenizer.json"
@@ -130,7 +130,7 @@ def load_text_side(folder: Path) -> tuple[TextTokenizer, ChatTemplate | None]:
 def _eos_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
     """What ends a text: generation_config.json, else config.json; and the tokenizer's own eos."""
     files: list[dict[str, Any]] = [
-        read_object(folder / name) if (folder / name).is_file() else {}
+        read_json(folder / name) if (folder / name).is_file() else {}
         for name in ("generation_config.json", "config.json")
     ]
     ids: set[int] = set()
@@ -144,7 +144,7 @@ def _eos_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
         ids.update(listed)
         break
     if (folder / TOKENIZER_CONFIG).is_file():
-        text = special_texts(read_object(folder / TOKENIZER_CONFIG)).get("eos_token")
+        text = special_texts(read_json(folder / TOKENIZER_CONFIG)).get("eos_token")
         index = None if text is None else tokenizer.token_to_id(text)
         ids.update(() if index is None else (index,))
     return frozenset(ids)

@@ -53,7 +53,7 @@ def typed(error: Exception, doing: str) -> DaemonError:
     log.error("%s failed", doing, exc_info=error)
     if isinstance(error, MemoryError):
         return OutOfMemory(f"{doing}: an allocation failed")
-    return InternalError(f"{doing} failed; the daemon's log has the details")
+    return InternalError(f"{doing} failed; the daemon's log says why")
 
 
 def failed(message: LinkMessage, error: DaemonError) -> Failed:

@@ -198,7 +198,7 @@ class NotFinite(DaemonError):
 
 
 class InternalError(DaemonError):
-    """A defect of this program; the daemon's log has the details."""
+    """A defect of this program; the daemon's log, its standard error, says why."""
 
     code = "internal"
 

@@ -30,4 +30,4 @@ def typed_failures(what: str) -> Iterator[None]:
         if isinstance(error, MemoryError) or any(mark in text for mark in ALLOCATION_MARKS):
             raise OutOfMemory(f"no memory for a {what}") from error
         log.exception("%s failed", what)
-        raise InternalError(f"a {what} failed; the daemon's log has the details") from error
+        raise InternalError(f"a {what} failed; the daemon's log says why") from error

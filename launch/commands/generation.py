@@ -52,6 +52,10 @@ def generate(options: Options) -> int:
     """Run one request and return the exit status; raises DaemonError for what is refused."""
     if options.raw and options.system is not None:
         raise UsageError("--system is part of the chat template, which --raw skips")
+    if options.logprobs is not None and not options.as_json:
+        raise UsageError("--logprobs are part of the object of --json, which was not asked for")
+    if options.stats and options.quiet:
+        raise UsageError("--stats asks for the closing line that --quiet leaves out")
     if options.min_tokens > options.max_tokens:
         numbers = f"{options.min_tokens} is more than --max-tokens, {options.max_tokens}"
         raise UsageError(f"--min-tokens {numbers}")

@@ -6,11 +6,14 @@ from launch.commands.output import ProgressLine
 from launch.commands.receiver import Receiver
 from launch.interrupts import Interrupts
 from launch.plan import Loading, Plan
+from launch.statistics import Clock, Tally, statistics
 from launch.stops import find_stops
 from launch.supervisor import Supervisor
 from launch.tokenizer import TextTokenizer
 from protocol.checkpoints.target_config import read_model_config
-from protocol.messages import Cancel, Submit
+from protocol.codec import unpack_tokens
+from protocol.errors import InternalError
+from protocol.messages import Cancel, Finished, Submit
 
 
 class OwnPair:
@@ -44,9 +47,27 @@ class OwnPair:
                 if not receiver.ended:
                     supervisor.cancel(Cancel(request=submit.request))
                     supervisor.run_until(lambda: receiver.ended)
+            if not receiver.ended:
+                receiver(_never_begun(submit))
+            if isinstance(receiver.error, InternalError) and supervisor.log("target"):
+                self._line.print(f"the end of the target daemon's log:\n{supervisor.log('target')}")
             supervisor.unwatch(interrupts.fd)
             return supervisor.describe().load_seconds
 
     def _on_loading(self, step: Loading) -> None:
         count = f" {step.done} of {step.total}" if step.total else ""
         self._line.say(f"{step.role} daemon: {step.stage}{count}")
+
+
+def _never_begun(submit: Submit) -> Finished:
+    """The end of a request that was cancelled while the daemons were loading."""
+    figures = statistics(
+        Tally(),
+        Clock(0.0),
+        tokens=(len(unpack_tokens(submit.prompt)), 0),
+        mode=("autoregressive", "cancelled while the daemons were loading"),
+        transport="",
+        exact="no",
+        stale=0,
+    )
+    return Finished(request=submit.request, finish_reason="cancelled", statistics=figures)

@@ -27,7 +27,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 FILES: Final = "launch.config_file"  # in click's Context.meta: what the files say, by key
 MAX_COUNT: Final = 1 << 30
 
-_THREADS: Final = "Threads of each daemon.  [default: as many as it may use]"
+_THREADS: Final = "Threads of each daemon; 0: as many as it may use."
 _DRAFT: Final = (
     "A folder with a DFlash draft for this model. The default model has one; others none."
 )
@@ -69,7 +69,9 @@ SETTINGS: Final[dict[str, Decorator]] = {
         type=click.Path(path_type=Path),
         help="Where the keys lie.  [default: /etc/dflash/keys for root, else the user's settings]",
     ),
-    "threads": _option("--threads", type=click.IntRange(0, 4096), default=0, help=_THREADS),
+    "threads": _option(
+        "--threads", type=click.IntRange(0, 4096), default=0, show_default=True, help=_THREADS
+    ),
     "slots": _count("--slots", 2, "How many requests run at the same time."),
     "max_positions": _option(
         "--max-positions",

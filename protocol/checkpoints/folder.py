@@ -1,16 +1,16 @@
 """Whether a folder is a checkpoint that can be run: a look at its files, no tensor is read."""
 
-import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from protocol.checkpoints.json_file import read_json
 from protocol.errors import CheckpointError, ModelNotFound, UnsupportedModel
 
 CONFIG: Final = "config.json"
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 TOKENIZER: Final = "tokenizer.json"
-MAX_JSON_BYTES: Final = 64 << 20
+MAX_INDEX_BYTES: Final = 64 << 20
 
 
 def check_folder(folder: Path) -> None:
@@ -19,7 +19,7 @@ def check_folder(folder: Path) -> None:
         raise ModelNotFound(f"{folder} is no folder")
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{folder} holds no {CONFIG}: not a model folder")
-    read_object(folder / CONFIG)
+    read_json(folder / CONFIG)
     for name in weight_files(folder):
         path = folder / name
         if not path.is_file() or path.stat().st_size == 0:
@@ -33,7 +33,7 @@ def check_folder(folder: Path) -> None:
 def weight_files(folder: Path) -> list[str]:
     """Names of the safetensors files, from the index where there is one."""
     if (folder / INDEX).is_file():
-        table = read_object(folder / INDEX).get("weight_map")
+        table = read_json(folder / INDEX, MAX_INDEX_BYTES).get("weight_map")
         if not isinstance(table, dict) or not table:
             raise CheckpointError(f"{folder / INDEX}: weight_map is missing or empty")
         names = sorted({str(name) for name in table.values()})
@@ -49,18 +49,3 @@ def weight_files(folder: Path) -> list[str]:
             "read. Convert them to safetensors"
         )
     raise CheckpointError(f"{folder} holds neither {WEIGHTS} nor {INDEX}")
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """One JSON object from a file of bounded size."""
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} has more than {MAX_JSON_BYTES} bytes")
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: expected a JSON object")
-    return value

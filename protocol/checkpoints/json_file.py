@@ -9,11 +9,11 @@ from protocol.errors import CheckpointError
 MAX_JSON_BYTES: Final = 16 << 20
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read one object; CheckpointError names the file and what is wrong with it."""
+def read_json(path: Path, most: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Read one object of at most `most` bytes; CheckpointError says what is wrong with the file."""
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES} bytes")
+        if path.stat().st_size > most:
+            raise CheckpointError(f"{path}: larger than {most} bytes")
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error

@@ -79,6 +79,13 @@ class Keys:
             raise self._wrong(key, value, "a string")
         return value
 
+    def choice(self, key: str, known: tuple[str, ...]) -> str | None:
+        """One of the `known` strings, or None where the key is absent or null."""
+        value = self.optional_text(key)
+        if value is not None and value.removeprefix("torch.") not in known:
+            raise self._wrong(key, value, f"one of {', '.join(known)}")
+        return value
+
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of strings; empty where the key is absent or null."""
         value = self._raw.get(key)

@@ -17,12 +17,12 @@ from typing import Any, Final
 import msgspec
 
 from protocol.checkpoints import gguf, rope_keys
+from protocol.checkpoints.json_file import read_json
 from protocol.checkpoints.keys import Keys
 from protocol.errors import CheckpointError, UnsupportedModel
 
 CONFIG_FILE: Final = "config.json"
 GENERATION_FILE: Final = "generation_config.json"
-MAX_JSON_BYTES: Final = 16 << 20
 MAX_DIMENSION: Final = 1 << 24
 MAX_LAYERS: Final = 4096
 
@@ -47,6 +47,20 @@ NEUTRAL: Final[Mapping[str, object]] = {
     "num_local_experts": 0,
     "quantization_config": None,
 }
+
+# Names of stored types, as `torch` spells them; loading says which of them can be read.
+DTYPES: Final = (
+    "bfloat16",
+    "float16",
+    "float32",
+    "float64",
+    "half",
+    "float",
+    "double",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "auto",
+)
 
 # Types whose config.json is held to every key that the dense decoder knows.
 DENSE_TYPES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -109,9 +123,9 @@ def read_model_config(path: Path, *, dense: bool = False) -> ModelConfig:
     UnsupportedModel naming the key that asks for arithmetic this program does not do.
     """
     if path.is_dir():
-        raw = _read_json(path / CONFIG_FILE)
+        raw = read_json(path / CONFIG_FILE)
         generation = path / GENERATION_FILE
-        extra = _read_json(generation) if generation.exists() else {}
+        extra = read_json(generation) if generation.exists() else {}
         return parse_model_config(raw, extra, where=str(path / CONFIG_FILE), dense=dense)
     if path.is_file():
         return parse_model_config(gguf.GGUFModel(path).config(), {}, where=str(path))
@@ -158,22 +172,8 @@ def parse_model_config(
         max_window_layers=keys.optional_integer("max_window_layers", low=0, high=MAX_LAYERS),
         layer_types=_layer_types(keys, layers, where),
         eos_token_ids=_eos(keys, Keys(generation, where), vocab),
-        dtype=keys.optional_text("dtype") or keys.optional_text("torch_dtype"),
+        dtype=_dtype(keys),
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES} bytes")
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: expected an object, found {type(value).__name__}")
-    return value
 
 
 def _parse_general(
@@ -214,7 +214,7 @@ def _parse_general(
         max_window_layers=None,
         layer_types=(),
         eos_token_ids=_eos(keys, Keys(generation, where), vocab),
-        dtype=keys.optional_text("dtype") or keys.optional_text("torch_dtype"),
+        dtype=_dtype(keys),
         dense=False,
     )
 
@@ -269,6 +269,15 @@ def _layer_types(keys: Keys, layers: int, where: str) -> tuple[str, ...]:
             f"{where}: `layer_types` has {len(types)} entries for {layers} layers"
         )
     return types
+
+
+def _dtype(keys: Keys) -> str | None:
+    """What the weights are stored in, under both names that are in use."""
+    for name in ("dtype", "torch_dtype"):
+        stated = keys.choice(name, DTYPES)
+        if stated is not None:
+            return stated
+    return None
 
 
 def _eos(config: Keys, generation: Keys, vocab: int) -> tuple[int, ...]:

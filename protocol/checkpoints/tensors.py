@@ -4,7 +4,6 @@ Nothing is read before it is asked for, and what `get` returns is a view of the 
 format allows it, so that a loader that copies tensor by tensor never holds a second model.
 """
 
-import json
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,11 +15,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from protocol.checkpoints import gguf
+from protocol.checkpoints.folder import INDEX, MAX_INDEX_BYTES
+from protocol.checkpoints.json_file import read_json
 from protocol.errors import CheckpointError
 
 SINGLE: Final = "model.safetensors"
-INDEX: Final = "model.safetensors.index.json"
-MAX_INDEX_BYTES: Final = 64 << 20
 
 
 class TensorSource(ABC):
@@ -146,15 +145,7 @@ class GGUFTensors(TensorSource):
 
 def _shards(index: Path) -> dict[Path, frozenset[str] | None]:
     """File -> tensors it must hold, from the index; file names are bare names in its folder."""
-    try:
-        if index.stat().st_size > MAX_INDEX_BYTES:
-            raise CheckpointError(f"{index}: larger than {MAX_INDEX_BYTES} bytes")
-        value = json.loads(index.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"cannot read {index}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{index} is not valid JSON: {error}") from error
-    mapping = value.get("weight_map") if isinstance(value, dict) else None
+    mapping = read_json(index, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(mapping, dict) or not mapping:
         raise CheckpointError(f"{index}: key `weight_map` is missing or empty")
     names: dict[str, set[str]] = {}

@@ -245,6 +245,18 @@ def test_a_signal_while_loading_ends_it_at_once(pair, runtime_dir):
     assert (process.returncode, out, err) == (exit_codes.TERMINATED, b"", b"")
 
 
+def test_a_signal_while_loading_still_prints_one_object(pair, runtime_dir):
+    with _endless(pair, "--json") as process:
+        until(lambda: list(runtime_dir.glob("*/*.json")), seconds=20, what="a started daemon")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    report = msgspec.json.decode(out, type=Report)
+    assert (process.returncode, err) == (exit_codes.INTERRUPTED, b"")
+    assert (report.finish_reason, report.text, report.token_ids) == ("cancelled", "", ())
+    assert report.mode_reason == "cancelled while the daemons were loading"
+    assert report.usage.prompt_tokens > 0
+
+
 def test_a_reader_that_goes_away_ends_it_with_141_and_no_process_left(pair):
     with _endless(pair) as process:
         assert len(process.stdout.read(4)) == 4

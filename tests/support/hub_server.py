@@ -17,6 +17,7 @@ class Hub:
 
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
+    broken: bool = False  # it answers everything with status 500
     served: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -50,6 +51,8 @@ class _Handler(BaseHTTPRequestHandler):
         hub.served.append(path)
         parts = path.removeprefix("api/models/").split("/")
         name = "/".join(parts[:2])
+        if hub.broken:
+            return self._answer(500, b"{}", {}, body=body)
         if name in hub.gated:
             return self._answer(403, b"{}", {"X-Error-Code": "GatedRepo"}, body=body)
         if name not in hub.files:

@@ -54,7 +54,7 @@ def test_a_message_is_answered_with_what_the_daemon_returns():
     ("error", "code", "detail"),
     [
         (FeatureExpired("rows 1..2"), "feature_expired", "rows 1..2"),
-        (KeyError("secret"), "internal", "Close failed; the daemon's log has the details"),
+        (KeyError("secret"), "internal", "Close failed; the daemon's log says why"),
         (FeatureExpired("x" * 10 * MAX_DETAIL), "feature_expired", "x" * MAX_DETAIL),
     ],
 )

@@ -157,7 +157,7 @@ def test_a_folder_without_a_template_has_none(tmp_path):
     ("files", "sentence"),
     [
         ({"tokenizer_config__json": {"chat_template": 7}}, "is no text"),
-        ({"tokenizer_config__json": "[1]"}, "expected a JSON object"),
+        ({"tokenizer_config__json": "[1]"}, "expected an object, found list"),
         ({"tokenizer_config__json": "{"}, "not valid JSON"),
         ({"chat_template__jinja": "x" * (MAX_TEMPLATE_BYTES + 1)}, "more than"),
         (

@@ -1,20 +1,24 @@
 """The command line's front: help, version, one sentence per mistake, and the exit codes."""
 
+import contextlib
 import os
 import resource
 import shlex
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import click
 import pytest
 from support.command import ISOLATED, dflashd
+from support.tiny_text import write_speaking_pair
 
 from launch import cli, exit_codes
 from launch.commands.prompt_input import MAX_BYTES, read_prompt
 from protocol import __version__, errors
 from protocol.errors import DaemonError, UsageError
+from protocol.messages import Refused
 
 LIGHT = [
     *(("--help",), ("--version",), ("doctor", "--quick"), ("generate", "--help")),
@@ -252,3 +256,46 @@ def test_a_caller_may_close_the_standard_streams(closed):
     done = subprocess.run(["/bin/sh", "-c", command], check=False, capture_output=True, timeout=20)
     assert done.returncode == 0
     assert done.stderr == b""
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--logprobs 2", "--logprobs are part of the object of --json, which was not asked for"),
+        ("--stats --quiet", "--stats asks for the closing line that --quiet leaves out"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(words, sentence, capsys):
+    assert cli.main(["generate", *words.split(), "--model", "none", "Hi"]) == exit_codes.USAGE
+    assert capsys.readouterr().err == f"dflashd: {sentence}\n"
+
+
+def test_a_defect_is_shown_with_the_end_of_the_daemons_log(tmp_path, monkeypatch, capsys):
+    class Failing(contextlib.nullcontext):
+        """A supervisor whose target has failed at the request."""
+
+        def __init__(self, plan, *, on_loading):
+            super().__init__(self)
+
+        def __getattr__(self, _):
+            return lambda *_: None
+
+        def wait_ready(self, _):
+            return True
+
+        def submit(self, message, receiver, _):
+            receiver(Refused(request=message.request, code="internal", detail="Verify failed"))
+
+        def log(self, role):
+            return f"the {role}'s\nKeyError: 5"
+
+        def describe(self):
+            return SimpleNamespace(load_seconds=1.0)
+
+    monkeypatch.setattr("launch.commands.own_pair.Supervisor", Failing)
+    target = str(write_speaking_pair(tmp_path)[0])
+    assert cli.main(["generate", "--model", target, "Hi"]) == exit_codes.SOFTWARE
+    said = (
+        "the end of the target daemon's log:\nthe target's\nKeyError: 5\ndflashd: Verify failed\n"
+    )
+    assert capsys.readouterr().err == said

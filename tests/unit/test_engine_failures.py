@@ -33,7 +33,7 @@ def test_a_failed_verify_is_undone_and_tried_at_width_1(error, rollback):
     [
         (NO_MEMORY, errors.OutOfMemory, "no memory for a forward of 1 rows at position 10"),
         (MemoryError(), errors.OutOfMemory, "no memory"),
-        (RuntimeError("0xdeadbeef"), errors.InternalError, "the daemon's log has the details"),
+        (RuntimeError("0xdeadbeef"), errors.InternalError, "the daemon's log says why"),
     ],
 )
 def test_a_verify_that_fails_at_width_1_too_fails_alone_and_leaves_the_state(error, kind, sentence):

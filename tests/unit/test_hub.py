@@ -78,11 +78,27 @@ def test_what_the_hub_refuses_is_one_sentence(hub, tmp_path, files, name, code, 
     assert len(outcome.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("more", [{}, {"HF_HUB_OFFLINE": "1"}])
-def test_an_unreachable_hub_is_said(tmp_path, more):
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({}, "the hub at http://127.0.0.1:9 cannot be reached; some/model was not fetched"),
+        (
+            {"HF_HUB_OFFLINE": "1"},
+            "some/model is not in the cache of the hub, and HF_HUB_OFFLINE forbids to fetch it",
+        ),
+    ],
+)
+def test_an_unreachable_hub_is_said_in_one_sentence_of_ours(tmp_path, more, sentence):
     outcome = pull(None, tmp_path, "some/model", "--quiet", **more)
-    assert outcome.code == 69
-    assert "cannot fetch some/model from the hub" in outcome.err
+    assert (outcome.code, outcome.err) == (69, f"dflashd: {sentence}\n")
+
+
+def test_a_hub_that_fails_is_said_with_its_status(hub, tmp_path, files):
+    hub.files["some/model"] = files
+    hub.broken = True
+    outcome = pull(hub, tmp_path, "some/model", "--quiet")
+    sentence = f"the hub at {hub.url} answered 500 for some/model"
+    assert (outcome.code, outcome.err) == (69, f"dflashd: {sentence}\n")
 
 
 def test_a_hub_model_is_not_fetched_where_that_is_not_allowed(tmp_path, monkeypatch):

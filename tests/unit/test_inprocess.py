@@ -177,3 +177,23 @@ def test_a_stop_ends_the_text_anywhere_in_a_block_and_both_sides_close_there(dra
     assert [t for piece in pieces for t in unpack_ids(piece.tokens)] == right[:end]
     assert (result.finish_reason, result.statistics.completion_tokens) == ("stop", end)
     assert target.calls[-1].keep == len(PROMPT) + end - 1
+    figures = result.statistics  # nothing that was cut off counts as accepted
+    assert end == 1 + figures.num_rounds + figures.num_accepted_tokens
+    assert sum(figures.num_accepted_tokens_per_pos) == figures.num_accepted_tokens
+
+
+def test_ngrams_replace_a_draft_that_is_wrong_for_longer_and_never_one_that_is_right():
+    class Periodic(ModelTarget):
+        """Repeats 1 to 5."""
+
+    def run(luck):
+        target = Periodic(eos=-1, model=lambda history, eos: history[-1] % 5 + 1)
+        return decode([9, 9, 5], n_gen=80, luck=luck, target=target, ngram=True)
+
+    bad, good = run(1), run(10**9)
+    assert list(bad.token_ids) == list(good.token_ids) == [i % 5 + 1 for i in range(80)]
+    figures = bad.statistics
+    assert figures.num_accepted_tokens == 0
+    assert figures.num_rounds < 40  # a draft that is never right alone costs 80
+    assert figures.num_accepted_ngram_tokens > 40
+    assert good.statistics.num_draft_tokens >= 5 * (good.statistics.num_rounds - 1)

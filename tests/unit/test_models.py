@@ -15,6 +15,7 @@ from launch.models import DEFAULT_NAME, resolve_model
 from launch.progress import Silent
 from launch.store import MANIFEST, default_home, defect_of, locked, make_folder, new_folder
 from protocol.checkpoints.folder import check_folder
+from protocol.checkpoints.json_file import MAX_JSON_BYTES
 from protocol.errors import (
     CheckpointError,
     ModelNotFound,
@@ -269,10 +270,10 @@ def test_a_path_that_is_no_folder_is_not_found(tmp_path):
         check_folder(tmp_path / "none")
 
 
-def test_huge_or_unreadable_json_is_refused(tmp_path, monkeypatch):
+def test_huge_or_unreadable_json_is_refused(tmp_path):
     folder = complete(tmp_path)
-    monkeypatch.setattr("protocol.checkpoints.folder.MAX_JSON_BYTES", 1)
-    with pytest.raises(CheckpointError, match="more than 1 bytes"):
+    (folder / "config.json").write_bytes(b" " * (MAX_JSON_BYTES + 1))
+    with pytest.raises(CheckpointError, match=f"larger than {MAX_JSON_BYTES} bytes"):
         check_folder(folder)
     (folder / "config.json").unlink()
     (folder / "config.json").symlink_to(folder / "nowhere")

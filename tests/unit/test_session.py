@@ -167,6 +167,18 @@ def test_a_draft_that_comes_back_says_that_it_was_lost():
     assert made.session.mode == ("speculative", reason)
 
 
+def test_a_restart_under_way_at_the_end_is_counted():
+    made = answered(6, max_tokens=40)
+    made.kill_draft()
+    made.drain()
+    assert made.ends == [Finish(made.setting.text[1])]
+    assert made.session.tally.num_draft_restarts == 1
+    waiting = answered(9)
+    waiting.kill_target()
+    waiting.cancel()
+    assert waiting.session.tally.num_target_restarts == 1
+
+
 def test_a_draft_that_joins_behind_many_rows_takes_them_in_first():
     made = answered(14, draft=False, prompt=[1 + i % 50 for i in range(40)], chunk=8)
     made.start_draft()

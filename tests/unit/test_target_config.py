@@ -5,7 +5,8 @@ import json
 import pytest
 from support.tiny_target import BASE, FAMILIES
 
-from protocol.checkpoints.target_config import MAX_JSON_BYTES, parse_model_config, read_model_config
+from protocol.checkpoints.json_file import MAX_JSON_BYTES
+from protocol.checkpoints.target_config import parse_model_config, read_model_config
 from protocol.errors import CheckpointError, UnsupportedModel
 
 LLAMA = FAMILIES["llama2"]
@@ -39,6 +40,12 @@ def test_absent_optional_keys_have_the_meaning_of_the_format():
     assert model.eos_token_ids == ()
     assert model.dtype is None
     assert model.rope_theta is None  # never a silent default
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_a_stored_type_that_nobody_knows_is_refused(key):
+    with pytest.raises(CheckpointError, match=f"key `{key}` is 'float7'; expected one of bfloat16"):
+        parse(**{key: "float7"})
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file
 from support.tiny_target import write_tiny_target
 
-from protocol.checkpoints.tensors import INDEX, MAX_INDEX_BYTES, SINGLE, open_tensors
+from protocol.checkpoints.folder import INDEX, MAX_INDEX_BYTES
+from protocol.checkpoints.tensors import SINGLE, open_tensors
 from protocol.errors import CheckpointError
 
 EMBED = "model.embed_tokens.weight"
@@ -92,7 +93,7 @@ def test_a_shard_that_lacks_what_the_index_promises_is_named(tmp_path):
     ("index", "words"),
     [
         ("{", "not valid JSON"),
-        ("[]", "`weight_map` is missing"),
+        ("[]", "expected an object, found list"),
         ('{"weight_map": {}}', "`weight_map` is missing"),
         ('{"weight_map": {"a": "../outside.safetensors"}}', "not a file name"),
         ('{"weight_map": {"a": "/etc/passwd"}}', "not a file name"),
