@@ -36,6 +36,7 @@ class Notifier:
         self.interval = watchdog / 2 if address and watchdog > 0 else None
         self._due = 0.0
         self._told = ""
+        self._is_stopping = False
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self:
@@ -60,8 +61,10 @@ class Notifier:
             self._send(_status(status))
 
     def stopping(self) -> None:
-        """The end has begun."""
-        self._send("STOPPING=1", _status("ending"))
+        """The end has begun; the first time counts."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._send("STOPPING=1", _status("ending"))
 
     def alive(self) -> None:
         """The loop goes round; sends a sign of life if one is due."""

@@ -8,6 +8,7 @@ from launch.commands.pair import connect_option, refuse_loading_options
 from launch.commands.sampling import sampling_options
 from launch.commands.settings import config_option, settings
 from launch.settings import Setting
+from protocol.core_dumps import refuse_core_dumps
 
 MAX_TOKENS = (1 << 31) - 1
 
@@ -54,4 +55,5 @@ def generate_command(**arguments: object) -> int:
         refuse_loading_options(click.get_current_context())
     from launch.commands.generation import Options, generate  # noqa: PLC0415 - not for --help
 
+    refuse_core_dumps()
     return generate(Options(**arguments))  # type: ignore[arg-type]  # click has checked them

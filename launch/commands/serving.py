@@ -14,6 +14,7 @@ from launch.commands.pair import PairOptions
 from launch.commands.sampling import GUESS_WIDTH
 from launch.drafts import resolve_draft
 from launch.interrupts import Interrupts
+from launch.manager import Managed, words
 from launch.plan import Loading, Plan
 from launch.service import Service
 from launch.stops import find_stops
@@ -24,6 +25,7 @@ from protocol.config import CLIENT_SOCKET
 from protocol.errors import UsageError
 from protocol.instances import named_directory
 from protocol.messages import WIRE_VERSION, Welcome
+from protocol.notify import Notifier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,20 +45,29 @@ def serve(options: Options) -> int:
     """Run until a signal comes; raises the target's own error where it cannot serve at all."""
     plan = _plan(options)
     say = partial(_say, shown=not options.quiet)
-    with Interrupts() as interrupts:
-        run(plan, interrupts, say)
+    notifier = Notifier.of(os.environ)
+    try:
+        with Interrupts() as interrupts:
+            run(plan, interrupts, say, notifier)
+    finally:
+        notifier.stopping()
     return exit_codes.OK
 
 
-def run(plan: Plan, interrupts: Interrupts, say: Callable[[str], None]) -> None:
+def run(plan: Plan, interrupts: Interrupts, say: Callable[[str], None], notifier: Notifier) -> None:
     """The pair of `plan` and its clients, until a signal is recorded; `say` takes lines."""
+    managed = Managed(notifier)
     tokenizer = TextTokenizer.load(Path(plan.model))
 
     def stopping() -> bool:
         return interrupts.number is not None
 
+    def on_loading(step: Loading) -> None:
+        managed.on_loading(step)
+        _on_loading(say, step)
+
     with (
-        Supervisor(plan, on_loading=partial(_on_loading, say)) as supervisor,
+        Supervisor(plan, on_loading=on_loading) as supervisor,
         Service(
             supervisor,
             _welcome(plan),
@@ -67,10 +78,9 @@ def run(plan: Plan, interrupts: Interrupts, say: Callable[[str], None]) -> None:
         supervisor.watch(interrupts.fd, interrupts.on_ready)
         say(f"listening at {supervisor.run_dir / CLIENT_SOCKET}")
         if supervisor.wait_ready(stopping):
-            status = supervisor.describe()
-            why = f" ({status.mode_reason})" if status.mode_reason else ""
-            say(f"serving, {status.mode}{why}")
-        supervisor.run_until(stopping)
+            say(words(supervisor.describe()))
+            managed.run(supervisor, stopping)
+            notifier.stopping()
         supervisor.unwatch(interrupts.fd)
 
 

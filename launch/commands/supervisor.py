@@ -4,6 +4,7 @@ import click
 
 from launch.commands.settings import config_option, settings
 from launch.settings import Setting
+from protocol.core_dumps import refuse_core_dumps
 
 
 @click.command(name="supervisor")
@@ -29,4 +30,5 @@ def supervisor_command(**arguments: object) -> int:
     """
     from launch.commands.serving import Options, serve  # noqa: PLC0415 - not for --help
 
+    refuse_core_dumps()
     return serve(Options(**arguments))  # type: ignore[arg-type]  # click has checked them

@@ -27,6 +27,7 @@ def test_a_start_a_life_and_an_end_in_the_managers_words(address):
         notifier.status("serving, without a draft")
         notifier.status("serving, without a draft")
         notifier.stopping()
+        notifier.stopping()
         assert listening.told == [
             *("EXTEND_TIMEOUT_USEC=120000000", "STATUS=loading: 1 of 2"),
             *("READY=1", "STATUS=serving"),

@@ -1,0 +1,43 @@
+"""What a supervisor tells the service manager: how far it is, when it serves, and that it lives."""
+
+from collections.abc import Callable
+
+from launch.plan import Loading
+from launch.supervisor import Supervisor
+from protocol.messages import StatusReport
+from protocol.notify import Notifier
+
+
+class Managed:
+    """Tells `notifier` of the steps of a start, then of each change of how requests are served.
+
+    `on_loading` is for the supervisor's constructor, `run` for its loop.
+    """
+
+    def __init__(self, notifier: Notifier) -> None:
+        self._notifier = notifier
+        self._is_ready = False
+        self._changed = False
+
+    def on_loading(self, step: Loading) -> None:
+        """A daemon has come a step further, or was lost."""
+        self._changed = True
+        if not self._is_ready:
+            count = f" {step.done} of {step.total}" if step.total else ""
+            self._notifier.loading(f"{step.role}: {step.stage}{count}")
+
+    def run(self, supervisor: Supervisor, stopping: Callable[[], bool]) -> None:
+        """Serve until `stopping`: ready at first, then signs of life from each turn."""
+        self._is_ready, self._changed = True, False
+        self._notifier.ready(words(supervisor.describe()))
+        while not stopping():
+            supervisor.step(self._notifier.interval)
+            self._notifier.alive()
+            if self._changed:
+                self._changed = False
+                self._notifier.status(words(supervisor.describe()))
+
+
+def words(status: StatusReport) -> str:
+    """How requests are served now, in one line."""
+    return f"serving, {status.mode}" + (f": {status.mode_reason}" if status.mode_reason else "")
