@@ -1,35 +1,65 @@
-"""Which draft goes with a model: the one that was named, the one that is installed, or none."""
+"""Which draft goes with a model: the one that was named, the one that is installed, or none.
+
+A name is, in this order: a draft that is installed with this program, an existing folder, a model
+id of the Hugging Face hub.
+"""
 
 from pathlib import Path
 from typing import Final
 
-from launch.models import LocalModel
-from protocol.checkpoints.draft_config import shipped_draft
-from protocol.errors import ModelNotFound
+from launch.models import HUB_ID, LocalModel, existing
+from launch.progress import Progress, Silent
+from protocol.checkpoints.draft_config import read_draft_config, shipped_draft
+from protocol.checkpoints.folder import CONFIG, weight_files
+from protocol.errors import CheckpointError, ModelNotFound
 
 NONE: Final = "none"
 # Drafts that are installed with this program, by the name of the model they were made for.
 SHIPPED: Final = {"smollm2-135m": "smollm2-135m-dflash"}
 
 
-def resolve_draft(name: str | None, model: LocalModel) -> Path | None:
+def resolve_draft(
+    name: str | None, model: LocalModel, progress: Progress | None = None
+) -> Path | None:
     """Return the folder of the draft to use with `model`, or None for autoregressive generation.
 
-    `name` is a folder, the name of an installed draft, ``none``, or None for the default. Whether
-    the draft was made for this model is checked by `launch.prepare`. Raises ModelNotFound.
+    `name` is what `find_draft` takes, ``none``, or None for the default. Whether the draft was
+    made for this model is checked by `launch.prepare`. Raises what `find_draft` raises.
     """
     if name is None:
         name = SHIPPED.get(model.name, NONE) if model.source == "default" else NONE
-    return None if name == NONE else _folder(name)
+    return None if name == NONE else find_draft(name, progress).path
 
 
-def _folder(name: str) -> Path:
+def find_draft(name: str, progress: Progress | None = None) -> LocalModel:
+    """Find the draft `name`, or fetch it from the hub.
+
+    Raises ModelNotFound, and for a draft of the hub CheckpointError, UnsupportedModel, Unavailable
+    (offline) and PermissionRefused.
+    """
     if name in SHIPPED.values():
-        return shipped_draft(name)
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        installed = ", ".join(SHIPPED.values())
-        raise ModelNotFound(f"no draft {name!r}: no such folder; installed: {installed}")
-    if not (folder / "config.json").is_file():
-        raise ModelNotFound(f"{name} holds no config.json: not a draft folder")
-    return folder.resolve()
+        return LocalModel(name=name, path=shipped_draft(name), source="installed")
+    folder = existing(name)
+    if folder is not None and folder.is_dir():
+        if not (folder / CONFIG).is_file():
+            raise ModelNotFound(f"{name} holds no {CONFIG}: not a draft folder")
+        return LocalModel(name=folder.resolve().name, path=folder.resolve(), source="folder")
+    if HUB_ID.fullmatch(name):
+        from launch.hub import fetch_from_hub  # noqa: PLC0415 - imports an HTTP client
+
+        told = progress or Silent()
+        path, fetched = fetch_from_hub(name, told, allow_pull=True, check=check_draft)
+        return LocalModel(name=name, path=path, source="hub", fetched=fetched)
+    installed = ", ".join(SHIPPED.values())
+    raise ModelNotFound(
+        f"no draft {name!r}: no such folder or hub id (owner/name); installed: {installed}"
+    )
+
+
+def check_draft(folder: Path) -> None:
+    """Raise for a folder whose config is no draft's, or whose weights are not all there."""
+    read_draft_config(folder)
+    for file in weight_files(folder):
+        path = folder / file
+        if not path.is_file() or path.stat().st_size == 0:
+            raise CheckpointError(f"{folder}: {file} is missing or empty")

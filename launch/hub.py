@@ -4,6 +4,7 @@ Token, endpoint, cache and offline mode are the library's usual variables (HF_TO
 HF_HOME, HF_HUB_OFFLINE). Only data files are fetched: never pickles, never code.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -35,13 +36,21 @@ HTTPError: Final[type[Exception]] = getattr(hub_errors, "HTTPError", HfHubHTTPEr
 ALLOWED: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "LICENSE*")
 
 
-def fetch_from_hub(name: str, progress: Progress, *, allow_pull: bool) -> tuple[Path, bool]:
+def fetch_from_hub(
+    name: str,
+    progress: Progress,
+    *,
+    allow_pull: bool,
+    check: Callable[[Path], None] = check_folder,
+) -> tuple[Path, bool]:
     """(folder, whether anything was fetched) for `owner/name` or `owner/name@revision`.
+
+    `check` raises for a folder that lacks something.
 
     A complete snapshot in the cache is used as it is, without asking the network.
     """
     repository, _, revision = name.partition("@")
-    cached = _cached(repository, revision or None)
+    cached = _cached(repository, revision or None, check)
     if cached is not None:
         return cached, False
     if not allow_pull:
@@ -55,11 +64,11 @@ def fetch_from_hub(name: str, progress: Progress, *, allow_pull: bool) -> tuple[
         )
     except (HfHubHTTPError, HTTPError, HFValidationError, OSError, ValueError) as error:
         raise _typed(name, error) from error
-    check_folder(folder)
+    check(folder)
     return folder, True
 
 
-def _cached(repository: str, revision: str | None) -> Path | None:
+def _cached(repository: str, revision: str | None, check: Callable[[Path], None]) -> Path | None:
     try:
         folder = Path(
             snapshot_download(
@@ -69,7 +78,7 @@ def _cached(repository: str, revision: str | None) -> Path | None:
                 local_files_only=True,
             )
         )
-        check_folder(folder)
+        check(folder)
     except (LocalEntryNotFoundError, HFValidationError, ConfigError, OSError, ValueError):
         return None
     return folder

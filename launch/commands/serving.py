@@ -12,7 +12,6 @@ import click
 from launch import exit_codes
 from launch.commands.pair import PairOptions
 from launch.commands.sampling import GUESS_WIDTH
-from launch.drafts import resolve_draft
 from launch.interrupts import Interrupts
 from launch.manager import Managed, words
 from launch.plan import Loading, Plan
@@ -103,7 +102,7 @@ def _plan(options: Options) -> Plan:
             raise UsageError("--instance chooses a run directory, and --run-dir names one")
         run_dir = str(named_directory(options.instance))
     model = options.find_model(quiet=options.quiet)
-    draft = resolve_draft(options.draft, model)
+    draft = options.find_draft(model, quiet=options.quiet)
     return Plan(
         model=str(model.path),
         draft=None if draft is None else str(draft),

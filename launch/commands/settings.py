@@ -29,7 +29,8 @@ MAX_COUNT: Final = 1 << 30
 
 _THREADS: Final = "Threads of each daemon; 0: as many as it may use."
 _DRAFT: Final = (
-    "A folder with a DFlash draft for this model. The default model has one; others none."
+    "A DFlash draft for this model: a hub id, a folder, or the name of an installed one. The "
+    "default model has one; others none."
 )
 
 

@@ -1,13 +1,16 @@
 """Models from a hub: the real client library against a hub on the loopback."""
 
 import json
+from pathlib import Path
 
 import pytest
 from support.command import dflashd
 from support.gguf_files import TinyGGUF
 from support.hub_server import COMMIT, running_hub
+from support.tiny_draft import Z_LAB, write_draft
 
 from launch.gguf_import import import_gguf
+from protocol.checkpoints.draft_config import read_draft_config
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +112,48 @@ def test_a_hub_model_is_not_fetched_where_that_is_not_allowed(tmp_path, monkeypa
 
     with pytest.raises(ModelNotFound, match="dflashd pull nobody/has-this"):
         fetch_from_hub("nobody/has-this", Silent(), allow_pull=False)
+
+
+@pytest.fixture
+def draft_files(tmp_path):
+    folder = write_draft(tmp_path / "draft", Z_LAB)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_draft_of_the_hub_is_fetched_once_and_found_by_its_id(hub, tmp_path, draft_files):
+    hub.files["some/draft"] = draft_files
+    first = pull(hub, tmp_path, "--draft", "some/draft", "--json")
+    assert first.code == 0, first.err
+    answer = json.loads(first.out)
+    assert (answer["source"], answer["fetched"]) == ("hub", True)
+    assert read_draft_config(Path(answer["path"])).block_size == Z_LAB["block_size"]
+    again = pull(None, tmp_path, "--draft", "some/draft", "--json")  # no network is needed
+    assert json.loads(again.out) == answer | {"fetched": False}
+    as_model = pull(hub, tmp_path, "some/draft", "--quiet")
+    assert as_model.code == 78  # it has no tokenizer
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "sentence"),
+    [
+        ({"model.safetensors": None}, 78, "holds neither model.safetensors nor"),
+        ({"model.safetensors": b""}, 78, "model.safetensors is missing or empty"),
+        ({"config.json": b"{}"}, 78, "config.json"),
+    ],
+)
+def test_what_is_no_draft_is_refused(hub, tmp_path, draft_files, change, code, sentence):
+    hub.files["some/draft"] = {k: v for k, v in (draft_files | change).items() if v is not None}
+    outcome = pull(hub, tmp_path, "--draft", "some/draft", "--quiet")
+    assert (outcome.code, outcome.err.count("\n")) == (code, 1)
+    assert sentence in outcome.err
+
+
+@pytest.mark.parametrize("words", [("--draft",), ("--draft", "some/draft", "--verify")])
+def test_a_draft_must_be_named_and_has_no_checksums(tmp_path, words):
+    outcome = pull(None, tmp_path, *words)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+
+
+def test_the_installed_draft_is_found_by_its_name(tmp_path):
+    outcome = pull(None, tmp_path, "--draft", "smollm2-135m-dflash", "--json")
+    assert json.loads(outcome.out)["source"] == "installed"
