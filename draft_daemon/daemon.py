@@ -10,6 +10,7 @@ import torch
 
 from draft_daemon.checkpoint import LoadedDraft, load_draft
 from draft_daemon.engine import Engine, first_forward
+from draft_daemon.lexicon import lexicon
 from protocol import host_facts, plugins
 from protocol.boundary import each
 from protocol.checkpoints.draft_config import TargetFacts, check_pair
@@ -18,6 +19,7 @@ from protocol.cpu import resolve_dtype, usable_cores
 from protocol.daemon_main import Progress
 from protocol.errors import ProtocolError, StaleMessage, TransportRefused
 from protocol.feature_ring import RingShape
+from protocol.listening import keyring
 from protocol.messages import (
     WIRE_VERSION,
     Close,
@@ -35,7 +37,7 @@ from protocol.messages import (
     Proposed,
 )
 from protocol.state import DraftRequest
-from protocol.transports.base import FeatureGuest, FeatureTransport
+from protocol.transports.base import FeatureGuest, FeatureTransport, Terms
 
 TRANSPORTS: Final = "protocol.transports"
 LOAD_STEPS: Final = 1
@@ -97,7 +99,7 @@ class DraftDaemon:
             **self._lives(message),
             wire_version=WIRE_VERSION,
             nonce=message.nonce,
-            host=host_facts.gather("cpu", torch.get_num_threads()),
+            host=host_facts.gather("cpu", torch.get_num_threads(), config.listen),
             network=facts.network,
             dtype=str(self._draft.network.dtype).removeprefix("torch."),
             hidden_size=facts.hidden_size,
@@ -126,8 +128,11 @@ class DraftDaemon:
             row_width=facts.feature_width,
             dtype=message.dtype,
         )
-        guest = _transport(message.transport).attach(
-            message.address,
+        transport = _transport(message.transport)
+        address = message.address if transport.maps else config.target_address or message.address
+        guest = transport.reach(
+            address,
+            Terms(keyring(config, "draft"), Deadlines().pull),
             nonce=message.ring_nonce,
             life=message.target_life,
             shape=shape,
@@ -141,6 +146,7 @@ class DraftDaemon:
             slots=min(config.slots, message.slots),
             context_window=config.context_window,
             max_ingest=config.max_ingest,
+            lexicon=lexicon(self._draft, guest, message, config),
         )
         engine.warm_up()
         self._engine, self._target_life = engine, message.target_life

@@ -12,6 +12,7 @@ import torch
 from draft_daemon.checkpoint import LoadedDraft
 from draft_daemon.context import DraftContext
 from draft_daemon.head import Borrowed
+from draft_daemon.lexicon import Lexicon
 from protocol.codec import pack_tokens
 from protocol.errors import Overloaded, PositionMismatch, UnknownSequence, UsageError
 from protocol.messages import (
@@ -45,7 +46,10 @@ class _Sequence:
 
 
 class Engine:
-    """The draft's half of the loop; `vocab_size` counts ids that the tokenizer can produce."""
+    """The draft's half of the loop; `vocab_size` counts ids that the tokenizer can produce.
+
+    `lexicon` is the embedding and head; without one they are what the guest's target shares.
+    """
 
     def __init__(
         self,
@@ -56,11 +60,12 @@ class Engine:
         slots: int,
         context_window: int,
         max_ingest: int,
+        lexicon: Lexicon | None = None,
     ) -> None:
         self._config = draft.config
         self._network = draft.network
         self._guest = guest
-        self._borrowed = Borrowed(draft, guest.weights(), vocab_size)
+        self._lexicon = lexicon or Borrowed(draft, guest.weights(), vocab_size)
         self._context = DraftContext(draft.config, slots, context_window, draft.network.dtype)
         self._piece = min(max_ingest, context_window)
         self._open: dict[int, _Sequence] = {}
@@ -108,7 +113,7 @@ class Engine:
     @torch.inference_mode()
     def ingest(self, item: IngestItem) -> IngestedItem:
         """Make context of feature rows up to `stop`; rows that are gone leave a gap."""
-        began = perf_counter()
+        began, moved = perf_counter(), self._guest.moved_bytes
         start = self._ingest(item.sequence, self._find(item.sequence), item.stop)
         return IngestedItem(
             sequence=item.sequence,
@@ -116,12 +121,13 @@ class Engine:
             start=start,
             stop=item.stop,
             seconds=perf_counter() - began,
+            moved_bytes=self._guest.moved_bytes - moved,
         )
 
     @torch.inference_mode()
     def propose(self, item: ProposeItem) -> ProposedItem:
         """Ingest the new rows, then run one block and take the best id of each slot."""
-        began = perf_counter()
+        began, moved = perf_counter(), self._guest.moved_bytes
         state = self._find(item.sequence)
         if item.width - 1 > self._config.max_proposals:
             raise UsageError(
@@ -138,6 +144,7 @@ class Engine:
             context_rows=rows,
             draft_seconds=perf_counter() - ingested,
             ingest_seconds=ingested - began,
+            moved_bytes=self._guest.moved_bytes - moved,
         )
 
     def close(self, item: CloseItem) -> ClosedItem:
@@ -184,8 +191,8 @@ class Engine:
         rows = width - 1 if anchored else width
         ids = torch.full((rows,), self._config.mask_token_id, dtype=torch.int64)
         ids[0] = pending
-        embedded = self._borrowed.embed(ids)
+        embedded = self._lexicon.embed(ids)
         view = self._context.view(state.slot, base, rows, state.window)
         hidden = self._network.block(embedded, view)
-        best = self._borrowed.best(hidden if anchored else hidden[1:])
+        best = self._lexicon.best(hidden if anchored else hidden[1:])
         return pack_tokens(best), view.context_rows

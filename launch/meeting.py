@@ -56,7 +56,7 @@ def pair_message(
         target_life=target.target_life,
         draft_life=draft.draft_life,
         transport=placement.transport,
-        address=str(ring_socket),
+        address=target.host.listens if placement.transport == "tcp" else str(ring_socket),
         ring_nonce=target.nonce,
         slots=target.slots,
         ring_capacity=target.ring_capacity,

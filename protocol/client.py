@@ -5,7 +5,6 @@ loop's: it passes the nearest one as the timeout of `Poller.poll`.
 """
 
 import math
-import os
 import time
 from collections import deque
 from types import TracebackType
@@ -13,18 +12,15 @@ from typing import Final, Generic, Self, TypeVar
 
 import zmq
 
-from protocol.codec import MAX_MESSAGE_BYTES, decode, encode
-from protocol.errors import ConfigError, InternalError, Overloaded, ProtocolError
-from protocol.link_settings import (
-    HANDSHAKE_MILLISECONDS,
-    HEARTBEAT_MILLISECONDS,
-    HEARTBEAT_TIMEOUT_MILLISECONDS,
-    HIGH_WATER_MARK,
-)
+from protocol.addresses import is_tcp, parse_tcp
+from protocol.codec import decode, encode
+from protocol.errors import ConfigError, DaemonError, InternalError, Overloaded, ProtocolError
+from protocol.keyring import Keyring
+from protocol.keys import Role
 from protocol.messages import LinkMessage
+from protocol.monitor import Monitor
+from protocol.sockets import Context, Socket, connect_ipc, connect_tcp, dealer_tcp
 
-RECONNECT_MILLISECONDS: Final = 20
-RECONNECT_MAX_MILLISECONDS: Final = 1000
 MAX_OUTBOX: Final = 64  # messages that wait for a peer that is not there yet, or does not read
 MAX_BATCH: Final = 256  # replies taken in one turn of the loop
 # Plain numbers: arithmetic on pyzmq's enumerations is done in Python, with every message.
@@ -44,12 +40,23 @@ class Link(Generic[Reply]):
     """
 
     def __init__(
-        self, poller: "Poller", socket: "zmq.Socket[bytes]", replies: tuple[type[Reply], ...]
+        self,
+        poller: "Poller",
+        socket: Socket,
+        replies: tuple[type[Reply], ...],
+        monitor: Monitor | None = None,
     ) -> None:
         self._poller = poller
         self._replies = replies
         self._outbox: deque[bytes] = deque()
         self.socket = socket
+        self.monitor = monitor  # of a connection over a network
+        self.moved_bytes = 0  # of messages, both ways, before they are encrypted
+
+    @property
+    def trouble(self) -> DaemonError | None:
+        """Why there is no connection over a network now; None with one, and for ``ipc``."""
+        return None if self.monitor is None else self.monitor.trouble()
 
     def send(self, message: LinkMessage) -> None:
         """Send, or queue; never blocks. Raises Overloaded when the queue is full."""
@@ -81,6 +88,8 @@ class Link(Generic[Reply]):
         """Drop what was not sent and forget the daemon; closing twice is harmless."""
         self._outbox.clear()
         self._poller.forget(self)
+        if self.monitor is not None:
+            self.monitor.close()
         self.socket.close(linger=0)
 
     def _try(self, data: bytes) -> bool:
@@ -88,11 +97,13 @@ class Link(Generic[Reply]):
             self.socket.send(data, NOT_WAITING)
         except zmq.Again:
             return False
+        self.moved_bytes += len(data)
         return True
 
     def _read(self, parts: list[bytes]) -> Reply | ProtocolError:
         if len(parts) != 1:
             return ProtocolError(f"a reply of {len(parts)} frames; one is expected")
+        self.moved_bytes += len(parts[0])
         try:
             return decode(parts[0], self._replies)
         except ProtocolError as error:
@@ -107,9 +118,9 @@ class Poller:
     """
 
     def __init__(self) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._context: Context | None = None
         self._poller = zmq.Poller()
-        self._links: dict[zmq.Socket[bytes], Link[LinkMessage]] = {}
+        self._links: dict[Socket, Link[LinkMessage]] = {}
 
     def __enter__(self) -> Self:
         self._context = zmq.Context()
@@ -127,33 +138,26 @@ class Poller:
             self._context.destroy(linger=0)
             self._context = None
 
-    def connect(self, address: str, replies: tuple[type[Reply], ...]) -> Link[Reply]:
-        """Open a link to the daemon that binds, or will bind, `address` (``ipc://...``)."""
+    def connect(
+        self,
+        address: str,
+        replies: tuple[type[Reply], ...],
+        *,
+        role: Role = "target",
+        keyring: Keyring | None = None,
+    ) -> Link[Reply]:
+        """Open a link to the daemon that binds, or will bind, `address`: ``ipc://`` or ``tcp://``.
+
+        Over a network the daemon of that `role` must prove to have the key that `keyring` knows
+        of it; ConfigError without keys, except on the loopback interface.
+        """
         if self._context is None:
             raise InternalError("the poller is not entered")
-        socket = self._context.socket(zmq.DEALER)
-        options: dict[int, int | bytes] = {
-            zmq.LINGER: 0,
-            zmq.SNDHWM: HIGH_WATER_MARK,
-            zmq.RCVHWM: HIGH_WATER_MARK,
-            zmq.MAXMSGSIZE: MAX_MESSAGE_BYTES,
-            zmq.IMMEDIATE: 1,
-            zmq.RECONNECT_IVL: RECONNECT_MILLISECONDS,
-            zmq.RECONNECT_IVL_MAX: RECONNECT_MAX_MILLISECONDS,
-            zmq.HANDSHAKE_IVL: HANDSHAKE_MILLISECONDS,
-            zmq.HEARTBEAT_IVL: HEARTBEAT_MILLISECONDS,
-            zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MILLISECONDS,
-            # One name for all connections of this link: a reconnection needs no second Hello.
-            zmq.ROUTING_ID: b"\x01" + os.urandom(16),
-        }
-        for option, value in options.items():
-            socket.setsockopt(option, value)
-        link = Link(self, socket, replies)
-        try:
-            socket.connect(address)
-        except zmq.ZMQError as error:
-            socket.close(linger=0)
-            raise ProtocolError(f"cannot connect to {address}: {error.strerror}") from error
+        if is_tcp(address):
+            socket, monitor = _connect_tcp(self._context, address, role, keyring)
+        else:
+            socket, monitor = connect_ipc(self._context, address), None
+        link = Link(self, socket, replies, monitor)
         self._links[socket] = link  # type: ignore[assignment]  # replies of all links in one table
         self.watch(link, write=False)
         return link
@@ -204,3 +208,18 @@ def new_curve_keys() -> tuple[bytes, bytes]:
         return zmq.curve_keypair()
     except zmq.ZMQError as error:
         raise ConfigError(f"this ZeroMQ makes no keys: {error.strerror}") from error
+
+
+def _connect_tcp(
+    context: Context, address: str, role: Role, keyring: Keyring | None
+) -> tuple[Socket, Monitor]:
+    place = parse_tcp(address)
+    keys, server = (None, b"") if keyring is None else (keyring.own, keyring.server(role))
+    socket = dealer_tcp(context, place, keys, server)
+    monitor = Monitor(socket, f"the {role} at {place}")
+    try:
+        connect_tcp(socket, place)
+    except BaseException:
+        monitor.close()
+        raise
+    return socket, monitor

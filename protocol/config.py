@@ -36,6 +36,7 @@ class Deadlines(FrozenConfig, frozen=True, kw_only=True):
     kill: Timeout = 3.0
     orphan: Timeout = 5.0  # of a daemon without its parent, until it kills itself
     ring_fetch: Timeout = 10.0
+    pull: Timeout = 2.0  # one answer of a target on another host to its draft
     lease: Timeout = 10.0  # of a daemon's driver on another host, since it was last heard
     ring_copy: Timeout = 5.0  # of feature rows by a GPU, and of the events before and after it
     ring_release: Timeout = 2.0  # of a GPU's memory by a draft, before its target frees it
@@ -67,6 +68,8 @@ class TargetConfig(FrozenConfig, frozen=True, kw_only=True):
     block_size: int = 1  # widest block a Verify may carry
     mask_token_id: int = -1
     rollback: Literal["fast", "replay"] = "fast"
+    listen: str = ""  # tcp://HOST:PORT; empty: a socket file in the run directory
+    keys: str = ""  # folder; empty: where protocol.keys looks by itself
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
@@ -82,6 +85,11 @@ class DraftConfig(FrozenConfig, frozen=True, kw_only=True):
     slots: Positive = 2
     context_window: Positive = 4096  # the seed's draft_ctx_max
     max_ingest: Positive = 256  # feature rows per Ingest forward
+    listen: str = ""  # tcp://HOST:PORT; empty: a socket file in the run directory
+    keys: str = ""  # folder; empty: where protocol.keys looks by itself
+    target_address: str = ""  # where to reach a target on another host; empty: as it is told
+    target_model: str = ""  # the target's checkpoint on this host: folder, or GGUF file
+    draft_head: Literal["auto", "target"] = "auto"  # target: it is asked to embed and project
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 

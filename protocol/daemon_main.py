@@ -26,16 +26,18 @@ from protocol.config import (
 from protocol.core_dumps import refuse_core_dumps
 from protocol.ending import Ended
 from protocol.errors import UsageError
+from protocol.listening import network
 from protocol.messages import LinkMessage
 from protocol.notify import Notifier
 from protocol.server import Server, serve
 from protocol.standing import StatusStream, stand
 from protocol.state import (
     DRAFT_REQUESTS,
+    FEATURE_REQUESTS,
     TARGET_REQUESTS,
+    AnyTargetRequest,
     DraftRequest,
     LinkName,
-    TargetRequest,
 )
 from protocol.status import LoadFailed, Loading, Ready
 
@@ -60,7 +62,7 @@ class Daemon(Protocol[Handled_contra]):
 
 def run_target(
     arguments: Sequence[str],
-    build: Callable[[TargetConfig, Progress], AbstractContextManager[Daemon[TargetRequest]]],
+    build: Callable[[TargetConfig, Progress], AbstractContextManager[Daemon[AnyTargetRequest]]],
 ) -> int:
     """Run the target daemon to its end and return the exit code.
 
@@ -68,7 +70,8 @@ def run_target(
     should call ``progress(done, total)`` between its steps: that is where an end is noticed. A
     DaemonError before serving becomes a ``failed`` status line and its class's exit code.
     """
-    return _run("target", TargetConfig, (TARGET_SOCKET, TARGET_REQUESTS), arguments, build)
+    requests = (*TARGET_REQUESTS, *FEATURE_REQUESTS)
+    return _run("target", TargetConfig, (TARGET_SOCKET, requests), arguments, build)
 
 
 def run_draft(
@@ -117,7 +120,7 @@ def _serve(
     _log_to_stderr(config.log_level)
     if config.service:
         status.to_log()
-    run_dir, (socket, requests) = Path(config.run_dir), served
+    socket, requests = served
 
     def progress(done: int, total: int) -> None:
         standing.endings.check()
@@ -126,9 +129,8 @@ def _serve(
 
     with ExitStack() as stack:
         standing = stack.enter_context(stand(config))
-        server = stack.enter_context(
-            Server(run_dir / socket, requests, link=link, right=standing.right)
-        )
+        place = network(config, link) if config.listen else Path(config.run_dir) / socket
+        server = stack.enter_context(Server(place, requests, link=link, right=standing.right))
         standing.endings.check()
         daemon = stack.enter_context(build(config, progress))
         standing.endings.check()

@@ -13,9 +13,10 @@ NAMESPACES: Final = Path("/proc/self/ns")
 PACKAGES: Final = ("dflash-daemons", "torch", "numpy", "pyzmq", "msgspec")
 
 
-def gather(device: str, threads: int) -> HostFacts:
+def gather(device: str, threads: int, listens: str = "") -> HostFacts:
     """Return the facts of this process, which computes on `device` with `threads` threads.
 
+    `listens` is its address on a network, or empty.
     What the kernel does not tell is the empty string, which matches nothing in `placement`.
     """
     return HostFacts(
@@ -25,6 +26,7 @@ def gather(device: str, threads: int) -> HostFacts:
         ipc_namespace=_namespace("ipc"),
         device=device,
         threads=threads,
+        listens=listens,
         versions=versions(),
     )
 

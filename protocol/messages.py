@@ -2,7 +2,8 @@
 
 Direction is the first word of each docstring. Compute messages carry a *list* of sequences, and
 their replies one result or one `ItemFailed` per sequence, so that one bad sequence fails alone.
-Every number and length from a peer is bounded here and nowhere else.
+Every number and length from a peer is bounded here and nowhere else. A field of bytes holds token
+ids, but for one that is named `raw`.
 """
 
 from typing import Annotated, Final, Literal
@@ -27,7 +28,10 @@ Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]  # NaN is within no bounds
 Name = Annotated[str, Meta(max_length=512)]
 Text = Annotated[str, Meta(max_length=16384)]
+MAX_RAW_BYTES: Final = (512 << 10) - 256  # with the rest of its message at most 512 KiB
+
 TokenBytes = Annotated[bytes, Meta(max_length=MAX_TOKEN_BYTES)]  # int32, little-endian
+RawBytes = Annotated[bytes, Meta(max_length=MAX_RAW_BYTES)]  # rows of a tensor, little-endian
 Ids = Annotated[tuple[Count, ...], Meta(max_length=4096)]
 Hints = Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=MAX_HINTS)]
 Finish = Literal["", "stop", "length"]
@@ -121,6 +125,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ipc_namespace: Name
     device: Name  # "cpu", or "cuda:GPU-<uuid>"
     threads: Count
+    listens: Name = ""  # a tcp:// address; empty: a socket file
     versions: Annotated[dict[Name, Name], Meta(max_length=128)]
 
 
@@ -205,6 +210,75 @@ class Paired(LinkMessage, frozen=True, kw_only=True):
     transport: Name
     mapped_bytes: Id
     seconds: Seconds
+
+
+# --- another host ----------------------------------------------------------------------------
+
+
+class Attach(LinkMessage, frozen=True, kw_only=True):
+    """draft -> target: the first message of a draft that pulls what it needs over a network."""
+
+    wire_version: Count
+    nonce: Id  # the target's, as the supervisor told it
+    slots: Count
+    ring_capacity: Count
+    row_width: Count
+    dtype: Name
+
+
+class Attached(LinkMessage, frozen=True, kw_only=True):
+    """target -> draft: what a copy of the target's checkpoint must agree with; hex digests."""
+
+    config_hash: Name
+    tokenizer_hash: Name  # empty: the target's checkpoint has none
+    weights_hash: Name  # of embedding and head; empty: they cannot be had
+    embedding_scale: float
+
+
+class Pull(LinkMessage, frozen=True, kw_only=True):
+    """Base of what a draft asks a target for; the answer repeats `pull`."""
+
+    pull: Id
+
+
+class Rows(Pull, frozen=True, kw_only=True):
+    """draft -> target: feature rows of positions ``start .. start + count - 1``."""
+
+    slot: Slot
+    sequence: Id
+    start: Position
+    count: Count
+
+
+class RowsSent(Pull, frozen=True, kw_only=True):
+    """target -> draft: the rows from `start` on; those before it are overwritten, and lost."""
+
+    start: Position
+    raw: RawBytes
+
+
+class Embed(Pull, frozen=True, kw_only=True):
+    """draft -> target: the embeddings of these ids (``--draft-head target``)."""
+
+    tokens: TokenBytes
+
+
+class Embedded(Pull, frozen=True, kw_only=True):
+    """target -> draft: one row for each id, float32."""
+
+    raw: RawBytes
+
+
+class Project(Pull, frozen=True, kw_only=True):
+    """draft -> target: the best id of each of these hidden rows, float32."""
+
+    raw: RawBytes
+
+
+class Projected(Pull, frozen=True, kw_only=True):
+    """target -> draft: one id for each hidden row."""
+
+    tokens: TokenBytes
 
 
 # --- one request -----------------------------------------------------------------------------
@@ -368,6 +442,7 @@ class IngestedItem(Item, frozen=True, kw_only=True):
     start: Position
     stop: Position
     seconds: Seconds
+    moved_bytes: Id = 0  # over a network
 
 
 class Ingested(LinkMessage, frozen=True, kw_only=True):
@@ -397,6 +472,7 @@ class ProposedItem(Item, frozen=True, kw_only=True):
     context_rows: Count
     draft_seconds: Seconds
     ingest_seconds: Seconds
+    moved_bytes: Id = 0  # over a network
 
 
 class Proposed(LinkMessage, frozen=True, kw_only=True):

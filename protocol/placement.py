@@ -43,6 +43,8 @@ def _another_machine(target: HostFacts, draft: HostFacts) -> str:
 
 
 def _shm(target: HostFacts, draft: HostFacts) -> str:
+    if target.listens:
+        return f"the target is met over a network, at {target.listens}, and shares no memory"
     if target.device != "cpu" and draft.device != "cpu":
         return f"target and draft are both on GPUs ({target.device}, {draft.device})"
     return _another_machine(target, draft)
@@ -52,6 +54,11 @@ def _local(target: HostFacts, draft: HostFacts) -> str:
     if (target.pid, target.pid_namespace) != (draft.pid, draft.pid_namespace):
         return f"the daemons are two processes ({target.pid} and {draft.pid})"
     return _another_machine(target, draft)
+
+
+def _tcp(target: HostFacts, draft: HostFacts) -> str:
+    del draft  # wherever it runs, it connects to the target
+    return "" if target.listens else "the target listens at no address of a network"
 
 
 def _missing(what: str) -> Callable[[HostFacts, HostFacts], str]:
@@ -76,9 +83,9 @@ RULES: Final = (
     Rule(
         name="tcp",
         automatic=True,
-        obstacle=_missing("this version does not send feature rows over a network"),
-        remedy="run both daemons on one machine and use shm",
-        reason="the daemons run on different machines",
+        obstacle=_tcp,
+        remedy="have the target listen at tcp://HOST:PORT, or use shm on one machine",
+        reason="the target is met over a network, and the draft pulls its rows from there",
     ),
     Rule(
         name="local",

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -13,29 +12,25 @@ from typing import Final, Generic, Self, TypeVar, cast
 import zmq
 
 from protocol.boundary import answer, failed, typed
-from protocol.codec import MAX_MESSAGE_BYTES, decode, encode
+from protocol.codec import decode, encode
 from protocol.ending import EndingSignals
 from protocol.errors import (
     AskedToLeave,
-    ConfigError,
     DaemonError,
     InternalError,
     NotTheDriver,
+    PermissionRefused,
     ProtocolError,
     StaleMessage,
     WireMismatch,
 )
-from protocol.link_settings import (
-    HANDSHAKE_MILLISECONDS,
-    HEARTBEAT_MILLISECONDS,
-    HEARTBEAT_TIMEOUT_MILLISECONDS,
-    HIGH_WATER_MARK,
-    check_socket_path,
-)
-from protocol.messages import WIRE_VERSION, Failed, Hello, Leave, LinkMessage
+from protocol.gate import ROLE, Gate
+from protocol.listening import Network, listen
+from protocol.messages import WIRE_VERSION, Attach, Failed, Hello, Leave, LinkMessage
 from protocol.notify import Notifier
 from protocol.right import Right
-from protocol.state import LinkName
+from protocol.sockets import Context, Socket
+from protocol.state import ROLES, LinkName
 
 MAX_PEERS: Final = 64
 SILENT: Final = Notifier()
@@ -67,18 +62,24 @@ class LinkCounts:
 
 
 class Server(Generic[Request]):
-    """A ROUTER at ``ipc://path`` for the messages of one link of this daemon.
+    """A ROUTER for the messages of one link of this daemon.
 
-    Entering binds, with permissions for this user alone; leaving removes the socket file. A peer
-    must say Hello before anything else, and `right` says whether it may. What is malformed, stale
-    or foreign is refused with `Failed` and counted, and never reaches the daemon. Binding over a
-    live socket steals it: the run directory's lock must be held.
+    Entering binds: a socket file for this user alone, which leaving removes, or a `Network`
+    address. A peer must say Hello before anything else, and `right` says whether it may; over a
+    network it may send only what its role can mean. What is malformed, stale or foreign is refused
+    with `Failed` and counted, and never reaches the daemon. Binding over a live socket file steals
+    it: the run directory's lock must be held.
     """
 
     def __init__(
-        self, path: Path, requests: tuple[type[Request], ...], *, link: LinkName, right: Right
+        self,
+        place: Path | Network,
+        requests: tuple[type[Request], ...],
+        *,
+        link: LinkName,
+        right: Right,
     ) -> None:
-        self._path = path
+        self._place = place
         self._requests: tuple[type[Request | Leave], ...] = (*requests, Leave)
         self._link: LinkName = link
         self._right = right
@@ -86,21 +87,21 @@ class Server(Generic[Request]):
         self._met_life = right.life
         self._extra: frozenset[int] = frozenset()
         self._poller = zmq.Poller()
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._socket: zmq.Socket[bytes] | None = None
+        self._context: Context | None = None
+        self._socket: Socket | None = None
+        self._gate: Gate | None = None
         self.counts = LinkCounts()
 
     def __enter__(self) -> Self:
-        check_socket_path(self._path)
         self._context = zmq.Context()
-        socket = self._context.socket(zmq.ROUTER)
         try:
-            _bind(socket, self._path)
+            self._socket, self._gate = listen(self._context, self._place, self._link)
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._socket = socket
-        self._poller.register(socket, READABLE)
+        self._poller.register(self._socket, READABLE)
+        if self._gate is not None:
+            self._poller.register(self._gate.socket, READABLE)
         return self
 
     def __exit__(
@@ -109,13 +110,21 @@ class Server(Generic[Request]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        socket, context = self._bound(), cast("zmq.Context[zmq.Socket[bytes]]", self._context)
+        socket, context = self._bound(), cast("Context", self._context)
         self._poller.unregister(socket)
+        if self._gate is not None:
+            self._poller.unregister(self._gate.socket)
         # A last reply may still wait for its peer: give it a moment, never more.
         context.destroy(linger=100)
         # libzmq removes only the files of the names that it chose itself.
-        self._path.unlink(missing_ok=True)
-        self._socket = self._context = None
+        if isinstance(self._place, Path):
+            self._place.unlink(missing_ok=True)
+        self._socket = self._context = self._gate = None
+
+    @property
+    def endpoint(self) -> str:
+        """Where it listens, with the port that the system chose for port 0."""
+        return self._bound().get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def poll(self, extra: Collection[int], timeout: float | None) -> frozenset[int]:
         """Wait for a message, or for one of the descriptors `extra`; return those of `extra`.
@@ -129,6 +138,8 @@ class Server(Generic[Request]):
             self._poller.register(fd, READABLE)
         self._extra = wanted
         ready = self._poller.poll(None if timeout is None else math.ceil(timeout * 1000))
+        if self._gate is not None:
+            self._gate.answer()
         return frozenset(source for source, _ in ready if isinstance(source, int))
 
     def receive(self) -> Received[Request] | None:
@@ -140,15 +151,17 @@ class Server(Generic[Request]):
             socket = self._bound()
             if not int(socket.getsockopt(zmq.EVENTS)) & READABLE:
                 return None
-            peer, *parts = socket.recv_multipart(NOT_WAITING)
+            peer, role, parts = self._take(socket)
             message = None
             try:
                 message = self._read(parts)
+                self._check_role(role, message)
                 self._check(peer, message)
-            except (ProtocolError, NotTheDriver) as error:
+            except (ProtocolError, NotTheDriver, PermissionRefused) as error:
                 self._refuse(peer, message, error)
                 continue
-            self._right.heard()
+            if isinstance(message, ROLES[self._link]["supervisor"]):
+                self._right.heard()
             if isinstance(message, Leave):
                 raise AskedToLeave(
                     f"the supervisor asked the {self._link} to leave: {message.reason}"
@@ -173,6 +186,19 @@ class Server(Generic[Request]):
             self.counts.undelivered += 1
             log.warning("undelivered %s: %s", type(message).__name__, error)
 
+    def _take(self, socket: Socket) -> tuple[bytes, str, list[bytes]]:
+        """The next message's sender, the role that the gate gave it, and its frames."""
+        if self._gate is None:
+            peer, *parts = socket.recv_multipart(NOT_WAITING)
+            return peer, "", parts
+        frames = socket.recv_multipart(NOT_WAITING, copy=False)
+        peer, *parts = (frame.bytes for frame in frames)
+        return peer, str(frames[-1].get(ROLE)), parts
+
+    def _check_role(self, role: str, message: LinkMessage) -> None:
+        if self._gate is not None and not isinstance(message, ROLES[self._link].get(role, ())):
+            raise PermissionRefused(f"a {role} may not send {type(message).__name__} here")
+
     def _read(self, parts: list[bytes]) -> Request | Leave:
         if len(parts) != 1:
             raise ProtocolError(f"a message of {len(parts)} frames; one is expected")
@@ -195,19 +221,18 @@ class Server(Generic[Request]):
 
     def _check(self, peer: bytes, message: LinkMessage) -> None:
         name = type(message).__name__
-        if isinstance(message, Hello) and message.wire_version != WIRE_VERSION:
+        if isinstance(message, Hello | Attach) and message.wire_version != WIRE_VERSION:
             raise WireMismatch(
                 f"this {self._link} daemon speaks wire version {WIRE_VERSION}, "
-                f"the supervisor {message.wire_version}"
+                f"the peer {message.wire_version}"
             )
         life = message.target_life if self._link == "target" else message.draft_life
         if isinstance(message, Hello) and life != self._right.life:
             self._right.claim(life, message.owner)
         if life != self._right.life:
-            raise StaleMessage(
-                f"{name} for life {life}; this {self._link} lives {self._right.life}"
-            )
-        if isinstance(message, Hello):
+            own = f"this is life {self._right.life} of the {self._link}"
+            raise StaleMessage(f"{name} for life {life}; {own}")
+        if isinstance(message, Hello | Attach):
             self._meet(peer, life)
         elif peer not in self._met and not isinstance(message, Leave):
             raise ProtocolError(f"{name} before Hello")
@@ -221,7 +246,7 @@ class Server(Generic[Request]):
             del self._met[next(iter(self._met))]
         self._met[peer] = None
 
-    def _bound(self) -> "zmq.Socket[bytes]":
+    def _bound(self) -> Socket:
         if self._socket is None:
             raise InternalError("the server is not bound")
         return self._socket
@@ -256,28 +281,3 @@ def serve(
             reply = answer(handle, received.message)
             server.worked(time.monotonic() - began)
             server.reply(received.peer, reply)
-
-
-def _bind(socket: "zmq.Socket[bytes]", path: Path) -> None:
-    options = {
-        zmq.LINGER: 0,
-        zmq.SNDHWM: HIGH_WATER_MARK,
-        zmq.RCVHWM: HIGH_WATER_MARK,
-        zmq.MAXMSGSIZE: MAX_MESSAGE_BYTES,
-        zmq.ROUTER_MANDATORY: 1,
-        # A supervisor that reconnects keeps its random 128-bit name; only this user can connect.
-        zmq.ROUTER_HANDOVER: 1,
-        zmq.HANDSHAKE_IVL: HANDSHAKE_MILLISECONDS,
-        zmq.HEARTBEAT_IVL: HEARTBEAT_MILLISECONDS,
-        zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MILLISECONDS,
-        zmq.IPC_FILTER_UID: os.getuid(),
-    }
-    for option, value in options.items():
-        socket.setsockopt(option, value)
-    before = os.umask(0o077)
-    try:
-        socket.bind(f"ipc://{path}")
-    except zmq.ZMQError as error:
-        raise ConfigError(f"cannot listen at {path}: {error.strerror}") from error
-    finally:
-        os.umask(before)

@@ -15,6 +15,7 @@ from pathlib import Path
 from protocol.config import Deadlines, DraftConfig, TargetConfig
 from protocol.driving import Locked
 from protocol.ending import EndingSignals
+from protocol.lease import Lease
 from protocol.lifeline import Lifeline
 from protocol.right import Given, Right
 from protocol.run_directory import Member, RunDirectory
@@ -52,10 +53,12 @@ def _as_child(config: TargetConfig | DraftConfig) -> Iterator[Standing]:
 def _as_service(config: TargetConfig | DraftConfig) -> Iterator[Standing]:
     """Owns its run directory, and is driven by whoever holds the lock in it.
 
-    Raises Unavailable with the pid of a daemon that runs there already.
+    Over a network it is whoever holds the lease. Raises Unavailable with the pid of a daemon that
+    runs there already.
     """
     with EndingSignals() as endings, RunDirectory(Path(config.run_dir)) as run_dir:
-        yield Standing(endings, Locked(run_dir.path))
+        right = Lease(Deadlines().lease) if config.listen else Locked(run_dir.path)
+        yield Standing(endings, right)
 
 
 class StatusStream:

@@ -11,12 +11,16 @@ from typing import Final, Literal, get_args
 from protocol.errors import ProtocolError
 from protocol.messages import (
     Accepted,
+    Attach,
+    Attached,
     Cancel,
     Close,
     Closed,
     Denied,
     Done,
     DraftHello,
+    Embed,
+    Embedded,
     Failed,
     Finished,
     Hello,
@@ -24,6 +28,7 @@ from protocol.messages import (
     Ingested,
     Item,
     ItemFailed,
+    Leave,
     Message,
     Open,
     Opened,
@@ -33,11 +38,15 @@ from protocol.messages import (
     Prefill,
     Prefilled,
     Progress,
+    Project,
+    Projected,
     Propose,
     Proposed,
     Refused,
     Replay,
     Replayed,
+    Rows,
+    RowsSent,
     Status,
     StatusReport,
     Submit,
@@ -58,12 +67,22 @@ ClientRequest = Submit | Cancel | Status | Watch
 ClientReply = (
     Welcome | Accepted | Progress | Piece | Finished | Refused | Done | Denied | StatusReport
 )
+FeatureRequest = Attach | Rows | Embed | Project  # of a draft on another host, to its target
+AnyTargetRequest = TargetRequest | FeatureRequest
+FeatureReply = Attached | RowsSent | Embedded | Projected | Failed
 
 # What each end of each link admits; `protocol.codec.decode` takes one of these.
 TARGET_REQUESTS: Final[tuple[type[TargetRequest], ...]] = get_args(TargetRequest)
 DRAFT_REQUESTS: Final[tuple[type[DraftRequest], ...]] = get_args(DraftRequest)
 TARGET_REPLIES: Final[tuple[type[TargetReply], ...]] = get_args(TargetReply)
 DRAFT_REPLIES: Final[tuple[type[DraftReply], ...]] = get_args(DraftReply)
+FEATURE_REQUESTS: Final[tuple[type[FeatureRequest], ...]] = get_args(FeatureRequest)
+FEATURE_REPLIES: Final[tuple[type[FeatureReply], ...]] = get_args(FeatureReply)
+# What each role may send on a daemon's link where keys tell who it is.
+ROLES: Final[Mapping[LinkName, Mapping[str, tuple[type[Message], ...]]]] = {
+    "target": {"supervisor": (*TARGET_REQUESTS, Leave), "draft": FEATURE_REQUESTS},
+    "draft": {"supervisor": (*DRAFT_REQUESTS, Leave)},
+}
 CLIENT_REQUESTS: Final[tuple[type[ClientRequest], ...]] = get_args(ClientRequest)
 CLIENT_REPLIES: Final[tuple[type[ClientReply], ...]] = get_args(ClientReply)
 

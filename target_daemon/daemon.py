@@ -17,25 +17,31 @@ from protocol.errors import ConfigError
 from protocol.host_facts import gather
 from protocol.messages import (
     WIRE_VERSION,
+    Attach,
     Close,
     Closed,
+    Embed,
     Hello,
     Open,
     Opened,
     Prefill,
     Prefilled,
+    Project,
     Replay,
     Replayed,
+    Rows,
     TargetHello,
     Verified,
     Verify,
 )
-from protocol.state import TargetReply, TargetRequest
+from protocol.state import AnyTargetRequest, FeatureReply, TargetReply
 from protocol.transports.base import FeatureHost
-from protocol.transports.shared_memory import TRANSPORT
+from protocol.transports.shared_memory import SharedMemory
+from protocol.transports.tcp import Tcp
 from target_daemon.checks import Limits
 from target_daemon.engine import Engine
 from target_daemon.families.base import NativeTarget, load_target
+from target_daemon.lending import Lender
 from target_daemon.memory_plan import available, plan
 
 DEVICE: Final = "cpu"
@@ -62,10 +68,11 @@ class TargetDaemon:
         self._load_seconds = load_seconds
         limits = Limits(target.prefill_chunk, target.max_width, config.rollback)
         self._engine = Engine(target, limits, target.ring)
-        self._life = config.life
+        self._lender = Lender(target, Path(config.model))
+        self._life, self._nonce = config.life, -1
         self._extra: dict[int, Callable[[], None]] = {}
 
-    def handle(self, message: TargetRequest) -> TargetReply:
+    def handle(self, message: AnyTargetRequest) -> TargetReply | FeatureReply:
         """Answer one message; the sequences of a list fail alone."""
         life, draft = message.target_life, message.draft_life
         engine = self._engine
@@ -87,6 +94,8 @@ class TargetDaemon:
             case Close():
                 closed = each(message.items, engine.close)
                 return Closed(target_life=life, draft_life=draft, results=closed)
+            case Attach() | Rows() | Embed() | Project():  # of a draft on another host
+                return self._lender.handle(message, (self._nonce, self._life))
             case _:
                 assert_never(message)
 
@@ -94,23 +103,28 @@ class TargetDaemon:
         """A live view: the ring's socket comes into it once the ring has been offered."""
         return self._extra
 
+    def _offer(self, hello: Hello) -> None:
+        """Offer the ring to the draft of this life, under this nonce, and nobody else."""
+        if hello.target_life != self._life:
+            self._engine.close_all()
+            self._life = hello.target_life
+        self._nonce = hello.nonce
+        self._host.offer(hello.nonce, self._life)
+        self._extra[self._host.fileno()] = self._host.serve
+
     def _meet(self, hello: Hello) -> TargetHello:
         """Offer the ring under the supervisor's nonce, and state every fact of the target.
 
         A new life closes whatever the driver before, or its earlier life, has left open.
         """
-        if hello.target_life != self._life:
-            self._engine.close_all()
-            self._life = hello.target_life
-        self._host.offer(hello.nonce, self._life)
-        self._extra[self._host.fileno()] = self._host.serve
+        self._offer(hello)
         target, ring = self._target, self._target.ring.shape
         return TargetHello(
             target_life=hello.target_life,
             draft_life=hello.draft_life,
             wire_version=WIRE_VERSION,
             nonce=hello.nonce,
-            host=gather(DEVICE, torch.get_num_threads()),
+            host=gather(DEVICE, torch.get_num_threads(), self._config.listen),
             model_type=target.model_type,
             dtype=str(target.dtype).removeprefix("torch."),
             hidden_size=target.hidden_size,
@@ -153,7 +167,8 @@ def load_daemon(config: TargetConfig, progress: Progress) -> Iterator[TargetDaem
     torch.set_num_threads(config.threads or usable_cores())
     model = read_model_config(Path(config.model))
     plan(model, config, resolve_dtype(config.dtype)).check(available())
-    host = TRANSPORT.host(Path(config.run_dir))
+    # Who comes over a network cannot map anything of this process.
+    host = (Tcp if config.listen else SharedMemory).host(Path(config.run_dir))
     try:
         target = load_target(config, host, progress)
         _run_once(target)

@@ -6,7 +6,7 @@ module's name is `DraftCheckpointConfig.network`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ class DraftNetwork(ABC):
     """Weights and forward passes; holds no sequence's state."""
 
     dtype: torch.dtype
+    needs_logits: ClassVar[bool] = False  # of the target's head: for a head that corrects them
 
     @classmethod
     @abstractmethod

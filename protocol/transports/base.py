@@ -16,6 +16,8 @@ from torch import Tensor
 
 from protocol.errors import FeatureExpired, ProtocolError, TransportRefused
 from protocol.feature_ring import RingShape, oldest_valid, spans
+from protocol.keyring import Keyring
+from protocol.messages import Attached
 
 NO_OWNER: Final = -1
 CPU: Final = "cpu"
@@ -124,6 +126,31 @@ def check_cpu(transport: str, device: str) -> None:
 
 
 @dataclass(frozen=True)
+class Terms:
+    """How a guest reaches another host; what stays on one host has no use for them."""
+
+    keyring: Keyring | None = None  # None: the loopback interface, or a socket file
+    pull: float = 2.0  # seconds that one answer may take
+
+
+class RemoteTarget(ABC):
+    """A target whose embedding and head cannot be mapped: it is asked, or they are copied."""
+
+    @property
+    @abstractmethod
+    def facts(self) -> Attached:
+        """What a copy of its checkpoint must agree with."""
+
+    @abstractmethod
+    def embed(self, tokens: tuple[int, ...]) -> Tensor:
+        """Rows [n, hidden] float32 of its embedding table, without its input scale."""
+
+    @abstractmethod
+    def project(self, hidden: Tensor) -> tuple[int, ...]:
+        """The best id of each row of `hidden` [n, hidden] by its head, scale and soft-cap."""
+
+
+@dataclass(frozen=True)
 class WeightSpec:
     """Shape and dtype of one of the target's tensors that the draft borrows."""
 
@@ -178,6 +205,16 @@ class FeatureGuest(ABC):
     def mapped_bytes(self) -> int:
         """Bytes that are shared with the target."""
 
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that have crossed a network so far, both ways, before encryption."""
+        return 0
+
+    @property
+    def remote(self) -> RemoteTarget | None:
+        """The target itself, where `weights` has nothing because nothing can be mapped."""
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Unmap; the tensors handed out must not be used afterwards."""
@@ -187,6 +224,7 @@ class FeatureTransport(ABC):
     """One way of sharing features; `name` is what status and results show."""
 
     name: ClassVar[str]
+    maps: ClassVar[bool] = True  # whether the guest sees the target's memory itself
 
     @classmethod
     @abstractmethod
@@ -218,3 +256,21 @@ class FeatureTransport(ABC):
         Another nonce or life than the host's is StaleMessage; `shape.capacity` counts, not how it
         splits into window and guard.
         """
+
+    @classmethod
+    def reach(
+        cls,
+        address: str,
+        terms: Terms,
+        *,
+        nonce: int,
+        life: int,
+        shape: RingShape,
+        timeout: float,
+        device: str = CPU,
+    ) -> FeatureGuest:
+        """`attach` under the terms of a network; a transport of one host has no use for them."""
+        del terms
+        return cls.attach(
+            address, nonce=nonce, life=life, shape=shape, timeout=timeout, device=device
+        )

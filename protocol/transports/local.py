@@ -4,12 +4,10 @@ For `launch.inprocess` and for tests of the engines. An offer is found by its ad
 process; there is nothing to serve, and nothing stops the guest from writing.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Final
 
-import torch
 from torch import Tensor
 
 from protocol.config import RING_SOCKET
@@ -17,76 +15,37 @@ from protocol.errors import InternalError, StaleMessage, TransportRefused
 from protocol.feature_ring import RingShape
 from protocol.transports.base import (
     CPU,
-    NO_OWNER,
     FeatureGuest,
     FeatureHost,
     FeatureTransport,
     HandOver,
     RingView,
     Rows,
-    WeightSpec,
     check_cpu,
     read_whole,
 )
+from protocol.transports.plain import PlainHost, measures
 
 _OFFERS: Final[dict[str, "LocalHost"]] = {}
 
 
-class LocalHost(FeatureHost):
-    """The target's half; holds one descriptor, which is never readable, once it has offered."""
+class LocalHost(PlainHost):
+    """The target's half."""
 
     def __init__(self, run_dir: Path) -> None:
+        super().__init__()
         self._address = str(run_dir / RING_SOCKET)
-        self._never: int | None = None
-        self.ring: RingView | None = None
-        self.shared: dict[str, Tensor] = {}
-        self.offered = (-1, -1)
-
-    def create_ring(self, shape: RingShape) -> RingView:
-        if self.ring is not None:
-            raise InternalError("the ring is allocated twice")
-        dtype = getattr(torch, shape.dtype)
-        self.ring = RingView(
-            shape=shape,
-            owner=torch.full((shape.slots,), NO_OWNER, dtype=torch.int64),
-            written_high=torch.zeros(shape.slots, dtype=torch.int64),
-            rows=torch.zeros(shape.slots, shape.capacity, shape.row_width, dtype=dtype),
-        )
-        return self.ring
-
-    def create_weights(self, specs: Mapping[str, WeightSpec]) -> dict[str, Tensor]:
-        if self.shared.keys() & specs.keys():
-            raise InternalError(f"weights are allocated twice: {sorted(specs)}")
-        created = {
-            name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
-            for name, spec in specs.items()
-        }
-        self.shared |= created
-        return created
 
     def offer(self, nonce: int, life: int) -> None:
         other = _OFFERS.setdefault(self._address, self)
         if other is not self:
             raise TransportRefused(f"another target offers at {self._address}; end it first")
-        self.offered = (nonce, life)
-        if self._never is None:
-            self._never = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-    def fileno(self) -> int:
-        if self._never is None:
-            raise InternalError("the ring has not been offered")
-        return self._never
-
-    def serve(self) -> None:
-        """Guests attach without help."""
+        super().offer(nonce, life)
 
     def close(self) -> None:
-        if self._never is not None:
-            os.close(self._never)
-            self._never = None
+        if _OFFERS.get(self._address) is self:
             del _OFFERS[self._address]
-        self.ring = None
-        self.shared = {}
+        super().close()
 
 
 class LocalGuest(FeatureGuest):
@@ -146,13 +105,9 @@ class Local(FeatureTransport):
         if (nonce, life) != host.offered:
             raise StaleMessage(f"life {life} was asked for; this is life {host.offered[1]}")
         have, want = host.ring.shape, shape
-        if _measures(have) != _measures(want):
-            raise TransportRefused(f"ring: expected {_measures(want)}, found {_measures(have)}")
+        if measures(have) != measures(want):
+            raise TransportRefused(f"ring: expected {measures(want)}, found {measures(have)}")
         return LocalGuest(host.ring, host.shared)
-
-
-def _measures(shape: RingShape) -> tuple[int, int, int, str]:
-    return (shape.slots, shape.capacity, shape.row_width, shape.dtype)
 
 
 TRANSPORT: Final[type[FeatureTransport]] = Local

@@ -16,9 +16,10 @@ def _subclasses(base):
 
 
 def message_classes():
-    """Every concrete message: LinkMessage itself is only a base."""
+    """Every concrete message: LinkMessage and Pull are only bases."""
     return sorted(
-        set(_subclasses(messages.Message)) - {messages.LinkMessage}, key=lambda kind: kind.__name__
+        set(_subclasses(messages.Message)) - {messages.LinkMessage, messages.Pull},
+        key=lambda kind: kind.__name__,
     )
 
 

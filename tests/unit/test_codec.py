@@ -15,6 +15,7 @@ from protocol import messages
 from protocol.codec import MAX_MESSAGE_BYTES, decode, encode, pack_tokens, unpack_tokens
 from protocol.errors import ProtocolError
 from protocol.messages import (
+    MAX_RAW_BYTES,
     MAX_SEQUENCES,
     MAX_TOKEN_BYTES,
     Close,
@@ -23,6 +24,7 @@ from protocol.messages import (
     Hello,
     Prefill,
     PrefillItem,
+    RowsSent,
     Verdict,
     Verified,
 )
@@ -209,10 +211,23 @@ def test_an_error_names_the_field_and_does_not_repeat_the_bytes():
     assert "secret" not in str(caught.value)
 
 
-def test_every_field_of_bytes_is_bounded_as_token_ids_are():
-    fields = generated.fields_of_bytes()
-    assert fields
-    assert {info.max_length for _, _, info in fields} == {MAX_TOKEN_BYTES}
+def test_every_field_of_bytes_is_bounded_and_holds_token_ids_unless_it_is_named_raw():
+    limits = {}
+    for _, name, info in generated.fields_of_bytes():
+        limits.setdefault("raw" if name == "raw" else "ids", set()).add(info.max_length)
+    assert limits == {"ids": {MAX_TOKEN_BYTES}, "raw": {MAX_RAW_BYTES}}
+
+
+def test_the_largest_raw_message_fits_512_kib():
+    most = (1 << 63) - 1
+    message = RowsSent(
+        target_life=most, draft_life=most, pull=most, start=(1 << 31) - 1, raw=bytes(MAX_RAW_BYTES)
+    )
+    assert len(encode(message)) <= 512 << 10
+    assert decode(encode(message), ALL) == message
+    too_long = msgspec.structs.replace(message, raw=bytes(MAX_RAW_BYTES + 1))
+    with pytest.raises(ProtocolError, match="raw"):
+        decode(encode(too_long), ALL)
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=50))

@@ -21,8 +21,16 @@ TORCH_PLACES = (
     "protocol/kernels/",
     "protocol/choice.py",
     "protocol/checkpoints/tensors.py",
+    "protocol/lent_weights.py",
 )
-ZMQ_PLACES = ("protocol/server.py", "protocol/client.py")
+# Both ends of a link, and what they are made of.
+ZMQ_PLACES = (
+    "protocol/server.py",
+    "protocol/client.py",
+    "protocol/sockets.py",
+    "protocol/gate.py",
+    "protocol/monitor.py",
+)
 CUPY_PLACES = ("protocol/transports/cupy_runtime.py",)
 FORBIDDEN_MODULES = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "asyncio"}
 FORBIDDEN_CALLS = {"recv_pyobj", "send_pyobj", "eval", "exec"}

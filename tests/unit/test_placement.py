@@ -17,6 +17,7 @@ TARGET = HostFacts(
     versions={},
 )
 DRAFT = msgspec.structs.replace(TARGET, pid=11)
+LISTENING = msgspec.structs.replace(TARGET, listens="tcp://10.0.0.1:7000")
 ELSEWHERE = msgspec.structs.replace(DRAFT, boot_id="bbbbbbbb-2")
 UNKNOWN = msgspec.structs.replace(DRAFT, boot_id="")
 TARGET_GPU = msgspec.structs.replace(TARGET, device="cuda:GPU-1")
@@ -64,8 +65,8 @@ def test_auto_never_takes_local():
         ("shm", ELSEWHERE, r"different kernels \(boot ids aaaaaaaa and bbbbbbbb\).*one machine"),
         ("shm", UNKNOWN, "boot id .* cannot be read"),
         ("cuda-ipc", DRAFT, "no memory on a GPU that two processes share.*use shm"),
-        ("tcp", ELSEWHERE, "does not send feature rows over a network.*one machine"),
-        ("tcp", DRAFT, "does not send feature rows"),
+        ("tcp", ELSEWHERE, "listens at no address of a network; have the target listen at"),
+        ("tcp", DRAFT, "listens at no address of a network"),
         ("carrier-pigeon", DRAFT, "unknown; choose one of auto, shm, cuda-ipc, tcp, local"),
         ("", DRAFT, "unknown"),
     ],
@@ -88,3 +89,13 @@ def test_auto_lists_every_obstacle_when_nothing_fits(target, draft, words):
         choose("auto", target, draft)
     for part in (words, "shm: ", "cuda-ipc: ", "tcp: "):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("draft", [DRAFT, ELSEWHERE, UNKNOWN, DRAFT_GPU])
+def test_a_target_that_listens_on_a_network_is_asked_there_wherever_the_draft_runs(draft):
+    placement = choose("auto", LISTENING, draft)
+    assert placement.transport == "tcp"
+    assert "the draft pulls its rows" in placement.reason
+    assert choose("tcp", LISTENING, draft).reason.startswith("asked for")
+    with pytest.raises(TransportRefused, match=r"met over a network, at tcp://10\.0\.0\.1:7000"):
+        choose("shm", LISTENING, draft)

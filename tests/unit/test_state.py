@@ -90,6 +90,8 @@ def test_every_message_belongs_to_a_link():
         state.DraftRequest,
         state.TargetReply,
         state.DraftReply,
+        state.FeatureRequest,
+        state.FeatureReply,
         state.ClientRequest,
         state.ClientReply,
     )

@@ -1,0 +1,98 @@
+"""Where a draft's embedding and head come from: mapped, read from a file, or the target itself."""
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from draft_daemon.checkpoint import LoadedDraft
+from draft_daemon.head import Borrowed
+from protocol.checkpoints.identity import identify
+from protocol.config import DraftConfig
+from protocol.errors import ConfigError, DraftMismatch, UnsupportedModel
+from protocol.lent_weights import lent_weights, weights_hash
+from protocol.messages import Attached, Pair
+from protocol.transports.base import FeatureGuest, RemoteTarget
+
+
+class Lexicon(Protocol):
+    """Turns ids into block rows, and hidden rows into ids."""
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Rows [n, hidden] of `ids` [n] in the draft's dtype."""
+        ...
+
+    def best(self, hidden: Tensor) -> tuple[int, ...]:
+        """The most likely id of each row of `hidden` [n, hidden]."""
+        ...
+
+
+class Asked:
+    """The target is asked (``--draft-head target``): a round trip for each of the two."""
+
+    def __init__(self, draft: LoadedDraft, target: RemoteTarget) -> None:
+        """Raises UnsupportedModel for a head that must see the target's logits."""
+        network = type(draft.network)
+        if network.needs_logits:
+            raise UnsupportedModel(
+                f"--draft-head target gives ids, and the head of {network.__name__} needs the "
+                "target's logits: load them from the target's checkpoint on the draft's host"
+            )
+        self._target = target
+        self._dtype = draft.network.dtype
+        self._scale = draft.config.embedding_scale
+        self._own = draft.own_head
+
+    def embed(self, ids: Tensor) -> Tensor:
+        rows = self._target.embed(tuple(ids.tolist())).to(self._dtype)
+        return rows if self._scale == 1.0 else rows * self._scale
+
+    def best(self, hidden: Tensor) -> tuple[int, ...]:
+        if self._own is None:
+            return self._target.project(hidden)
+        logits = self._own.head(hidden.to(self._own.head.weight.dtype))
+        return tuple(self._own.target_ids[logits.float().argmax(dim=-1)].tolist())
+
+
+def lexicon(draft: LoadedDraft, guest: FeatureGuest, pair: Pair, config: DraftConfig) -> Lexicon:
+    """What fits the guest's target and the draft's settings.
+
+    Raises ConfigError where the settings name nothing that can be had here, and DraftMismatch
+    where the checkpoint on this host is another than the target's.
+    """
+    remote = guest.remote
+    if remote is None:
+        if config.draft_head == "target":
+            raise ConfigError(
+                f"--draft-head target is for a target on another host; {pair.transport} shares "
+                "its embedding and head"
+            )
+        return Borrowed(draft, guest.weights(), pair.vocab_size)
+    if config.draft_head == "target":
+        return Asked(draft, remote)
+    if not config.target_model:
+        raise ConfigError(
+            "the target is on another host: name its checkpoint on this one (--target-model), or "
+            "have the target asked for embedding and head (--draft-head target)"
+        )
+    path = Path(config.target_model)
+    check_same(path, remote.facts)
+    weights = lent_weights(path, getattr(torch, pair.dtype))
+    return Borrowed(draft, weights, pair.vocab_size)
+
+
+def check_same(path: Path, target: Attached) -> None:
+    """Raise DraftMismatch unless the checkpoint at `path` is the one that the target has."""
+    ours = identify(path)
+    pairs = (
+        ("config", target.config_hash, ours.config),
+        ("tokenizer", target.tokenizer_hash, ours.tokenizer),
+        ("embedding and head", target.weights_hash, weights_hash(path)),
+    )
+    for what, theirs, here in pairs:
+        if theirs != here:
+            raise DraftMismatch(
+                f"{path} is another checkpoint than the target's: the digest of its {what} is "
+                f"{here[:12] or 'none'}, the target's {theirs[:12] or 'none'}"
+            )

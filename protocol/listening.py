@@ -1,0 +1,61 @@
+"""Where a daemon listens: a socket file of its run directory, or a network with a list of keys."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.addresses import TcpAddress, parse_tcp
+from protocol.config import DraftConfig, TargetConfig
+from protocol.gate import Gate
+from protocol.keyring import Keyring, read_keyring
+from protocol.keys import Role
+from protocol.link_settings import check_socket_path
+from protocol.sockets import Context, Socket, listen_ipc, listen_tcp
+from protocol.state import ROLES, LinkName
+
+
+@dataclass(frozen=True)
+class Network:
+    """Where a daemon listens for other hosts, and whom it admits: nobody but those of `keyring`.
+
+    Without keys it listens on the loopback interface only, and admits every process there.
+    """
+
+    address: TcpAddress
+    keyring: Keyring | None = None
+
+    def admitted(self, link: LinkName) -> dict[bytes, str]:
+        """Role by public key, of those who have something to say on `link`."""
+        known = {} if self.keyring is None else self.keyring.allowed
+        return {key: role for key, role in known.items() if role in ROLES[link]}
+
+
+def network(config: TargetConfig | DraftConfig, link: LinkName) -> Network:
+    """Where `config` says to listen; keys are read where it names them, or where other hosts reach.
+
+    Raises ConfigError or PermissionRefused.
+    """
+    return Network(parse_tcp(config.listen, listens=True), keyring(config, link))
+
+
+def keyring(config: TargetConfig | DraftConfig, role: Role) -> Keyring | None:
+    """The keys of a daemon; None where it uses none: no folder is named, and no other host met."""
+    places = (config.listen, getattr(config, "target_address", ""))
+    far = any(text and not parse_tcp(text, listens=True).is_loopback for text in places)
+    if not config.keys and not far:
+        return None
+    return read_keyring(role, Path(config.keys) if config.keys else None, os.environ)
+
+
+def listen(context: Context, place: Path | Network, link: LinkName) -> tuple[Socket, Gate | None]:
+    """A bound ROUTER, and the gate in front of it where keys are used.
+
+    ConfigError where it cannot be bound, or where other hosts could connect without keys.
+    """
+    if isinstance(place, Path):
+        check_socket_path(place)
+        return listen_ipc(context, place), None
+    if place.keyring is None:
+        return listen_tcp(context, place.address, None), None
+    gate = Gate(context, place.admitted(link))  # first: a socket admits all while nobody judges
+    return listen_tcp(context, place.address, place.keyring.own), gate

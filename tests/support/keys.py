@@ -1,0 +1,34 @@
+"""Fresh key pairs for tests, and keyrings that know each other."""
+
+from protocol.client import new_curve_keys
+from protocol.keyring import Keyring
+from protocol.keys import ALLOWED, PAIR_SUFFIX, ROLES, KeyPair, allowed_line, encode_pair
+
+
+def fresh_pair(role) -> KeyPair:
+    return KeyPair(role, *new_curve_keys())
+
+
+PAIRS = {role: fresh_pair(role) for role in ROLES}
+
+
+def keyring(role, **instead):
+    """What `role` has in a proper set-up; `instead` replaces what it knows of others."""
+    pairs = {**PAIRS, **instead}
+    return Keyring(PAIRS[role], {pairs[other].public: other for other in ROLES if other != role})
+
+
+def stranger():
+    """A pair that nobody knows, with all the right public keys."""
+    return Keyring(fresh_pair("supervisor"), {pair.public: pair.role for pair in PAIRS.values()})
+
+
+def write_keys(folder, role):
+    """The folder that `role` reads its keyring from; returns it."""
+    folder.mkdir(mode=0o700)
+    secret = folder / f"{role}{PAIR_SUFFIX}"
+    secret.touch(mode=0o600)
+    secret.write_bytes(encode_pair(PAIRS[role]))
+    others = [pair for pair in PAIRS.values() if pair.role != role]
+    (folder / ALLOWED).write_bytes(b"".join(allowed_line(p.role, p.public) for p in others))
+    return folder
