@@ -21,6 +21,7 @@ from draft_daemon.engine import Engine as DraftEngine
 from launch.events import TargetFacts
 from launch.inprocess import run_spec_decode
 from launch.plan import Plan
+from launch.policy import FULL
 from launch.prepare import prepare
 from launch.token_ids import unpack_ids
 from protocol.config import RING_SOCKET, DraftConfig
@@ -87,6 +88,7 @@ class InProcess:
             facts=_facts(self.target),
             block_size=self._block,
             draft_context=self._context,
+            block_width=FULL,
             sampling=self._sampling,
             on_piece=lambda piece: pieces.append((piece, time.perf_counter())),
             sequence=self._sequences,

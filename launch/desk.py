@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final
 
 from launch.admission import check_base, check_hints, check_prompt
+from launch.auto_width import Experience
 from launch.events import (
     Accuse,
     CancelRequested,
@@ -59,6 +60,7 @@ class Desk:
         self._waiting: deque[ActiveRequest] = deque()
         self._running: dict[int, ActiveRequest] = {}  # by sequence
         self._outbox: deque[Callable[[], None]] = deque()
+        self.experience = Experience()
         self.transport = "none"
         self.finished = 0
         self.refused = 0
@@ -186,6 +188,7 @@ class Desk:
             target,
             draft,
             no_draft=no_draft,
+            policy=self.experience.policy(request.submit.block_width),
             find_stop=request.find_stop,
         )
         return request.session

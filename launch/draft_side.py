@@ -24,9 +24,11 @@ from protocol.messages import (
 class Block:
     """The round in progress: what was proposed and by whom, and the draft's times."""
 
-    proposed: bytes = b""
+    offered: bytes = b""  # all that the draft proposed
+    proposed: bytes = b""  # what is verified
     hinted: frozenset[int] = frozenset()  # indices of proposals that are hints
     looked_up: frozenset[int] = frozenset()  # and of those from n-grams
+    ingested: int = 0  # feature rows
     draft_seconds: float = 0.0
     ingest_seconds: float = 0.0
 
@@ -186,8 +188,9 @@ class DraftSide:
         if defect := ingest_defect(asked, item):
             self._distrust(f"the draft answered nonsense: {defect}")
             return
-        self._ingested = item.stop
+        rows, self._ingested = self.behind(item.stop), item.stop
         if decoding:
+            self.block.ingested += rows
             self.block.ingest_seconds += item.seconds
         else:
             self._tally.prompt_ingest_seconds += item.seconds
@@ -196,8 +199,9 @@ class DraftSide:
         if defect := proposal_defect(asked, item, self._target.vocab_size):
             self._distrust(f"the draft answered nonsense: {defect}")
             return False
+        self.block.ingested += self.behind(asked.base_pos)
         self._ingested = asked.base_pos
-        self.block.proposed = item.tokens
+        self.block.offered = item.tokens
         self.block.draft_seconds += item.draft_seconds
         self.block.ingest_seconds += item.ingest_seconds
         return True

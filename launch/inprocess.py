@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from launch.admission import check_base, check_hints, check_prompt
+from launch.auto_width import Experience
 from launch.events import (
     Accuse,
     CancelRequested,
@@ -30,7 +31,7 @@ from launch.events import (
 from launch.events import (
     Result as Answer,
 )
-from launch.policy import WidthPolicy
+from launch.policy import AUTO
 from launch.session import Session
 from launch.statistics import Clock, statistics
 from launch.stream import FindStop
@@ -88,7 +89,7 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
     hint_tokens: Mapping[int, int] | None = None,
     ngram: bool = False,
     find_stop: FindStop | None = None,
-    policy: WidthPolicy | None = None,
+    block_width: int = AUTO,
     on_piece: Callable[[Piece], None] | None = None,
     sequence: int = 1,
     base_pos: int = 0,
@@ -100,11 +101,11 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
     `block_size` and `draft_context` (rows) belong to the draft and are ignored without one.
     `hint_tokens` maps generated positions (0 is the first token after the prompt) to guesses,
     which override the draft's there; `ngram` adds proposals by looking up the last tokens.
-    `find_stop` sees every token before it goes out, and may end the text. `sequence` is one that
-    neither engine has seen. `base_pos` says how many positions of `prompt` an earlier call with
-    `retain` has left in the engines; what is not there any more, or is another text, is run
-    again: ``statistics.num_kept_tokens`` were not. `is_cancelled` is asked before every engine
-    call, and ends the text.
+    `block_width` fixes the rows of a verify, as `Submit` does. `find_stop` sees every token before
+    it goes out, and may end the text. `sequence` is one that neither engine has seen. `base_pos`
+    says how many positions of `prompt` an earlier call with `retain` has left in the engines; what
+    is not there any more, or is another text, is run again: ``statistics.num_kept_tokens`` were
+    not. `is_cancelled` is asked before every engine call, and ends the text.
 
     Raises UsageError for an empty prompt or budget, an impossible hint or `base_pos`,
     PromptTooLong, and whatever the target raises.
@@ -123,6 +124,7 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
         ngram=ngram,
         base_pos=base_pos,
         retain=retain,
+        block_width=block_width,
     )
     session = Session(
         submit,
@@ -130,7 +132,7 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
         facts,
         None if draft is None else DraftFacts(1, block_size, draft_context),
         no_draft="no draft was given",
-        policy=policy,
+        policy=Experience().policy(block_width),
         find_stop=find_stop,
     )
     clock = Clock(time.perf_counter())

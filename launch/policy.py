@@ -1,21 +1,87 @@
-"""How wide the next block is. Pure: facts in, a number out."""
+"""How wide the next block is: what is chosen, for what, and from what it is learned. Pure."""
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from protocol.messages import MAX_TOKENS_A_ROUND
+
+# As `Submit.block_width` says it.
+AUTO: Final = 0
+FULL: Final = MAX_TOKENS_A_ROUND  # the draft's whole block, always
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What the next round is chosen for."""
+
+    block_size: int  # rows of the draft's whole block; 1 where no draft can be asked
+    budget: int  # tokens still wanted: a round of `w` rows emits at most `w`
+    position: int  # rows of context before the block
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Rows to ask of the draft, and how many of them to verify at once; 1: the pending token.
+
+    A probe may verify less than it proposes: what the target chooses in the rounds after it says
+    how much would have been accepted, and only the draft's time was spent.
+    """
+
+    propose: int
+    verify: int
+
+
+ALONE: Final = Choice(1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a round was and brought."""
+
+    position: int
+    rows: int  # verified, whoever proposed them
+    offered: tuple[int, ...]  # all that the draft proposed
+    drafted: int  # how many of them were verified, up to the first that was overridden
+    tokens: tuple[int, ...]  # emitted
+    draft_seconds: float
+    ingest_seconds: float
+    ingested: int  # feature rows that the draft took in
+    verify_seconds: float
+
+    @property
+    def accepted(self) -> int:
+        """Of the `drafted`."""
+        return min(len(self.tokens) - 1, self.drafted)
 
 
 class WidthPolicy(Protocol):
-    """Chooses the rows of the next verify forward: the pending token and the drafts after it."""
+    """Chooses the rows of each round, and learns from what came of it."""
 
-    def width(self, *, block_size: int, budget: int) -> int:
-        """Rows, at least 1; at most `block_size`, and at most `budget`, the tokens still wanted.
+    def choose(self, situation: Situation) -> Choice:
+        """Rows of the next round; changes nothing that a second call would answer otherwise."""
+        ...
 
-        A round of `w` rows emits at most `w` tokens, so that wider than the budget is waste.
-        """
+    def note(self, outcome: Outcome) -> None:
+        """A round is over."""
+        ...
+
+    def reason(self) -> str:
+        """Why the draft was hardly used, if so, in words for `mode_reason`; else empty."""
         ...
 
 
-class FullWidth:
-    """Always the draft's whole block: right when acceptance is high or verifying is flat."""
+class FixedWidth:
+    """Always `rows`, as far as the draft's block goes: what ``--block-width N`` asks for."""
 
-    def width(self, *, block_size: int, budget: int) -> int:
-        return max(1, min(block_size, budget))
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+
+    def choose(self, situation: Situation) -> Choice:
+        rows = max(1, min(self._rows, situation.block_size, situation.budget))
+        return Choice(rows, rows)
+
+    def note(self, outcome: Outcome) -> None:
+        pass
+
+    def reason(self) -> str:
+        return "a block width of 1 was asked for" if self._rows == 1 else ""

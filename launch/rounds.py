@@ -5,7 +5,7 @@ from launch.events import Finish, TargetFacts
 from launch.hints import Guesses, Mode
 from launch.journal import Journal
 from launch.outstanding import Outstanding
-from launch.policy import WidthPolicy
+from launch.policy import ALONE, Outcome, Situation, WidthPolicy
 from launch.statistics import Tally
 from launch.stream import FindStop
 from launch.token_ids import WIDTH, one_id, unpack_ids
@@ -42,34 +42,45 @@ class Rounds:
         self._tally = tally
         self._policy = policy
         self._find_stop = find_stop
+        self._choice = ALONE
         self._guesses = Guesses(dict(submit.hints), ngram=submit.ngram)
 
     @property
     def mode(self) -> Mode:
-        """How the request goes on from here, and why."""
-        return self._guesses.mode(self._draft.mode())
+        """How the request goes on from here, and why: the draft's part, the policy's, guesses."""
+        mode, reason = self._draft.mode()
+        if mode == "speculative" and (unused := self._policy.reason()):
+            mode, reason = "autoregressive", f"{reason}; {unused}" if reason else unused
+        return self._guesses.mode((mode, reason))
 
     def ask(self, target: TargetFacts) -> None:
         """Propose where a draft is open and more than one token is wanted; else verify alone."""
         base, budget = self._journal.committed, self._limit - self._journal.emitted
         block_size = min(self._draft.block_size, target.max_width)
-        width = self._policy.width(block_size=block_size, budget=budget)
-        # More rows than a prefill chunk are an ingest of their own, with its own deadline.
-        late = width > 1 and self._draft.behind(base) > target.prefill_chunk
-        if late or self._draft.would_lose_rows(base, width, base):
+        choice = self._choice = self._policy.choose(Situation(block_size, budget, base))
+        if self._must_ingest(target, base, block_size):
             self._asked.ask("draft", IngestItem, stop=base)
-            return
-        if width > 1:
-            pending = self._journal.pending
-            self._asked.ask("draft", ProposeItem, base_pos=base, pending=pending, width=width)
+        elif choice.propose > 1:
+            fields = {"pending": self._journal.pending, "width": choice.propose}
+            self._asked.ask("draft", ProposeItem, base_pos=base, **fields)
         else:
             self._asked.round += 1
             self.verify(target)
+
+    def _must_ingest(self, target: TargetFacts, base: int, block_size: int) -> bool:
+        """Whether the draft's context comes first: for its own deadline, or not to be lost."""
+        behind, choice = self._draft.behind(base), self._choice
+        if choice.propose > 1:  # rows of more than a prefill chunk are an ingest of their own
+            late = behind > target.prefill_chunk
+        else:  # half the ring's window, so that a wide round never finds it far behind
+            late = block_size > 1 and behind * 2 >= target.ring_capacity - target.prefill_chunk
+        return late or self._draft.would_lose_rows(base, choice.verify, base)
 
     def verify(self, target: TargetFacts) -> None:
         """Send the block of this round: the pending token, then proposals and guesses."""
         journal, block, base = self._journal, self._draft.block, self._journal.committed
         budget = self._limit - journal.emitted
+        block.proposed = block.offered[: (self._choice.verify - 1) * WIDTH]
         self._guesses.complete(block, journal, min(budget, target.max_width) - 1)
         tokens = one_id(journal.pending) + block.proposed
         self._asked.ask_again("target", VerifyItem, base_pos=base, tokens=tokens, budget=budget)
@@ -95,6 +106,7 @@ class Rounds:
         accepted = item.accepted if kept is None else kept - 1
         self._tally.add_round(width - 1, accepted, block.hinted, block.looked_up)
         self._tally.add_seconds(block.draft_seconds, block.ingest_seconds, item.seconds)
+        self._policy.note(_outcome(asked, item, block))
         self._guesses.judge(unpack_ids(item.tokens))
         return self._emit(item, width, kept)
 
@@ -125,3 +137,20 @@ class Rounds:
         if item.finish:
             return Finish(item.finish)
         return Finish("length") if self._journal.emitted >= self._limit else None
+
+
+def _outcome(asked: VerifyItem, item: Verdict, block: Block) -> Outcome:
+    """A round as the policy sees it; a proposal that a hint replaced, and those after, are not."""
+    rows = len(asked.tokens) // WIDTH
+    own = rows - 1 - len(block.looked_up)
+    return Outcome(
+        position=asked.base_pos,
+        rows=rows,
+        offered=unpack_ids(block.offered),
+        drafted=min(own, len(block.offered) // WIDTH, *block.hinted),
+        tokens=unpack_ids(item.tokens),
+        draft_seconds=block.draft_seconds,
+        ingest_seconds=block.ingest_seconds,
+        ingested=block.ingested,
+        verify_seconds=item.seconds,
+    )

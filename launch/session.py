@@ -33,7 +33,7 @@ from launch.events import (
 from launch.hints import Mode
 from launch.journal import Journal
 from launch.outstanding import Outstanding
-from launch.policy import FullWidth, WidthPolicy
+from launch.policy import WidthPolicy
 from launch.rounds import Rounds
 from launch.statistics import Tally
 from launch.stream import FindStop
@@ -70,7 +70,7 @@ class Session:
         draft: DraftFacts | None,
         *,
         no_draft: str = "",
-        policy: WidthPolicy | None = None,
+        policy: WidthPolicy,
         find_stop: FindStop | None = None,
     ) -> None:
         self.submit = submit
@@ -99,7 +99,7 @@ class Session:
             self.draft,
             self._asked,
             self.tally,
-            policy or FullWidth(),
+            policy,
             find_stop,
         )
         self._building = Building(submit, self.journal, self._asked, self.tally)

@@ -58,7 +58,8 @@ class Setting(click.Option):
             return isinstance(value, int) and not isinstance(value, bool)
         if isinstance(self.type, click.types.FloatParamType):
             return isinstance(value, int | float) and not isinstance(value, bool)
-        return isinstance(value, str)
+        kinds = getattr(self.type, "accepts", str)
+        return isinstance(value, kinds) and not isinstance(value, bool)
 
     def _one_expected(self) -> str:
         if self.is_flag:
@@ -69,7 +70,7 @@ class Setting(click.Option):
             return f"a number{_range(self.type)}"
         if isinstance(self.type, click.Choice):
             return "one of " + ", ".join(f'"{choice}"' for choice in self.type.choices)
-        return "a text"
+        return str(getattr(self.type, "expected", "a text"))
 
 
 def settings_of(command: click.Command) -> dict[str, Setting]:

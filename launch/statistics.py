@@ -21,6 +21,7 @@ class Tally:
     histogram: list[int] = field(default_factory=list)
     accepted_per_pos: list[int] = field(default_factory=list)
     proposed_per_pos: list[int] = field(default_factory=list)
+    widths: list[int] = field(default_factory=list)
     num_draft_restarts: int = 0  # lives of the draft after the request's first
     num_target_restarts: int = 0  # lives of the target after the request's first
     num_replay_mismatches: int = 0  # emitted tokens that a new life would have chosen otherwise
@@ -41,6 +42,9 @@ class Tally:
     ) -> None:
         """Count one verify forward; `hinted` and `looked_up` are the indices of such proposals."""
         self.num_rounds += 1
+        while len(self.widths) <= proposed + 1:
+            self.widths.append(0)
+        self.widths[proposed + 1] += 1
         if not proposed:
             return
         self.num_drafts += 1
@@ -134,6 +138,7 @@ def statistics(
         acceptance_histogram=tuple(tally.histogram),
         num_accepted_tokens_per_pos=tuple(tally.accepted_per_pos),
         num_proposed_tokens_per_pos=tuple(tally.proposed_per_pos),
+        width_histogram=tuple(tally.widths),
         num_stale_replies=stale,
         num_draft_restarts=tally.num_draft_restarts,
         num_target_restarts=tally.num_target_restarts,

@@ -273,6 +273,7 @@ class Supervisor:
     ) -> None:
         """See `launch.owner.Owner`."""
         self._dispatch.answered(role, asked, seconds)
+        self._desk.experience.note_answer(role, answer, seconds)
         results = _refusals(asked, answer) if isinstance(answer, Failed) else answer.results
         for item in results:
             reply = Reply(role, answer.target_life, answer.draft_life, item)

@@ -56,6 +56,8 @@ MinP = Annotated[float, Meta(ge=0.0, le=1.0)]
 RepetitionPenalty = Annotated[float, Meta(ge=0.1, le=10.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
+# Rows of a verify that the draft fills, the pending token included: 0: what pays, 1: no draft.
+BlockWidth = Annotated[int, Meta(ge=0, le=MAX_TOKENS_A_ROUND)]
 Logprob = Annotated[float, Meta(ge=LEAST_LOGPROB, le=0.0)]
 Logprobs = Annotated[int, Meta(ge=-1, le=MAX_LOGPROBS)]
 
@@ -580,6 +582,7 @@ class Submit(Message, frozen=True, kw_only=True):
     stops: Annotated[tuple[StopText, ...], Meta(max_length=MAX_STOPS)] = ()  # texts that end it
     base_pos: Position = 0  # positions of the prompt that may have state already
     retain: bool = False  # leave the state for a request that begins with the same tokens
+    block_width: BlockWidth = 0
 
 
 class Accepted(Message, frozen=True, kw_only=True):
@@ -662,6 +665,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     acceptance_histogram: Ids  # [a]: rounds with a draft that accepted a tokens
     num_accepted_tokens_per_pos: Ids  # [i]: times draft token i was accepted
     num_proposed_tokens_per_pos: Ids
+    width_histogram: Ids = ()  # [w]: rounds that verified w rows
     num_stale_replies: Count
     num_draft_restarts: Count = 0  # lives of the draft after the request's first
     num_target_restarts: Count = 0  # lives of the target after the request's first

@@ -15,6 +15,7 @@ from measuring.prompts import Prompt
 
 from launch.idle_threads import spin_settings
 from launch.plan import Plan
+from launch.policy import FULL
 from launch.supervisor import Supervisor
 from protocol.codec import pack_tokens, unpack_tokens
 from protocol.errors import DaemonError, from_wire
@@ -100,7 +101,8 @@ def round_of(piece: Piece, wall: float) -> Round:
 class Daemons:
     """A supervisor in this process, and its daemons; idle and blocked while others run."""
 
-    def __init__(self, plan: Plan, stops: Sequence[int]) -> None:
+    def __init__(self, plan: Plan, stops: Sequence[int], block_width: int = FULL) -> None:
+        self._block_width = block_width
         self._sampling = Sampling(stop_token_ids=tuple(stops))
         self._context = plan.draft_context
         self._numbers = 0
@@ -147,6 +149,7 @@ class Daemons:
                 max_tokens=max_tokens,
                 sampling=self._sampling,
                 draft_context=self._context,
+                block_width=self._block_width,
             )
             self._supervisor.submit(submit, listener)
         self._supervisor.run_until(lambda: all(one.ended for one in listeners))

@@ -37,6 +37,7 @@ class Options(SamplingOptions, PairOptions):
     prompt: str | None
     prompt_file: Path | None
     draft_context: int
+    block_width: int
     raw: bool
     max_tokens: int
     system: str | None
@@ -105,6 +106,7 @@ def _prepare(options: Options, pair: AnyPair, prompt: str) -> tuple[TextTokenize
         hints=options.hints(tokenizer),
         ngram=options.ngram,
         stops=options.stop,
+        block_width=options.block_width,
     )
 
 

@@ -48,6 +48,7 @@ class SpeculativeDecoding(msgspec.Struct, frozen=True, kw_only=True):
     draft_acceptance_rate: float | None  # accepted / proposed
     acceptance_histogram: tuple[int, ...]  # [a]: rounds that accepted a tokens
     num_accepted_tokens_per_pos: tuple[int, ...]
+    width_histogram: tuple[int, ...]  # [w]: rounds that verified w rows
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +107,6 @@ def build(
 ) -> Report:
     """Arrange a request's statistics under their public names, with the rates they imply."""
     s = statistics
-    accepted = s.num_accepted_tokens + s.num_accepted_hint_tokens + s.num_accepted_ngram_tokens
     return Report(
         text=text,
         token_ids=token_ids,
@@ -129,21 +129,20 @@ def build(
             overhead_seconds=s.overhead_seconds,
             tokens_per_second=_ratio(max(s.completion_tokens - 1, 0), s.decode_seconds) or 0.0,
         ),
-        speculative_decoding=SpeculativeDecoding(
-            num_drafts=s.num_drafts,
-            num_draft_tokens=s.num_draft_tokens,
-            num_accepted_tokens=s.num_accepted_tokens,
-            num_hint_tokens=s.num_hint_tokens,
-            num_accepted_hint_tokens=s.num_accepted_hint_tokens,
-            num_ngram_tokens=s.num_ngram_tokens,
-            num_accepted_ngram_tokens=s.num_accepted_ngram_tokens,
-            mean_acceptance_length=_ratio(s.num_drafts + accepted, s.num_drafts),
-            draft_acceptance_rate=_ratio(s.num_accepted_tokens, s.num_draft_tokens),
-            acceptance_histogram=s.acceptance_histogram,
-            num_accepted_tokens_per_pos=s.num_accepted_tokens_per_pos,
-        ),
+        speculative_decoding=_speculative(s),
         faults=Faults(**{name: getattr(s, name) for name in Faults.__struct_fields__}),
         logprobs=None if sampling.logprobs < 0 else _by_token(token_ids, logprobs),
+    )
+
+
+def _speculative(s: Statistics) -> SpeculativeDecoding:
+    accepted = s.num_accepted_tokens + s.num_accepted_hint_tokens + s.num_accepted_ngram_tokens
+    computed = {"mean_acceptance_length", "draft_acceptance_rate"}
+    counts = set(SpeculativeDecoding.__struct_fields__) - computed
+    return SpeculativeDecoding(
+        **{name: getattr(s, name) for name in counts},
+        mean_acceptance_length=_ratio(s.num_drafts + accepted, s.num_drafts),
+        draft_acceptance_rate=_ratio(s.num_accepted_tokens, s.num_draft_tokens),
     )
 
 
@@ -177,6 +176,8 @@ def summary(report: Report) -> str:
         rate = spec.draft_acceptance_rate
         accepted = "" if rate is None else f", {rate:.0%} of drafts accepted"
         parts.append(f"{spec.mean_acceptance_length:.2f} tokens/round{accepted}")
+    if len(used := [(w, n) for w, n in enumerate(spec.width_histogram) if n]) > 1:
+        parts.append("widths " + " ".join(f"{width}:{rounds}" for width, rounds in used))
     faults = report.faults
     restarts = (("target", faults.num_target_restarts), ("draft", faults.num_draft_restarts))
     parts += [f"{role} restarted {times}x" for role, times in restarts if times]

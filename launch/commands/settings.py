@@ -20,6 +20,7 @@ import click
 
 from launch.config_file import files_for, read_files
 from launch.models import DEFAULT_NAME
+from launch.policy import AUTO, FULL
 from launch.settings import PREFIX, Setting
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -43,6 +44,19 @@ def _count(name: str, default: int, about: str) -> Decorator:
     return _option(name, type=kind, default=default, show_default=True, help=about)
 
 
+class BlockWidth(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+    """``auto``, or a number of rows; one above the draft's block is the whole block."""
+
+    name = "auto|N"
+    accepts = (str, int)  # what a file may hold
+    expected = f'"auto", or an integer from 1 to {FULL}'
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value in ("auto", AUTO):
+            return AUTO
+        return int(click.IntRange(1, FULL).convert(value, param, ctx))
+
+
 SETTINGS: Final[dict[str, Decorator]] = {
     "model": _option(
         "--model",
@@ -53,6 +67,13 @@ SETTINGS: Final[dict[str, Decorator]] = {
     "draft": _option("--draft", metavar="DRAFT|none", help=_DRAFT),
     "draft_context": _count(
         "--draft-context", 4096, "How many of the latest positions the draft attends to."
+    ),
+    "block_width": _option(
+        "--block-width",
+        type=BlockWidth(),
+        default="auto",
+        show_default=True,
+        help="Rows of a verify: the pending token and the draft's. auto: what pays; 1: no draft.",
     ),
     "dtype": _option(
         "--dtype",

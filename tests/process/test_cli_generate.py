@@ -20,6 +20,7 @@ from support.waiting import until
 
 from launch import exit_codes
 from launch.commands.report import Report
+from launch.policy import FULL
 from protocol.errors import from_wire
 
 pytestmark = pytest.mark.process
@@ -81,8 +82,9 @@ def _run(*arguments, **options):
 
 def test_the_json_object_has_the_listed_keys_and_true_figures(pair, alone, tmp_path):
     trace = tmp_path / "trace.jsonl"
+    full = ("--block-width", str(FULL))
     outcome = _run(
-        *pair.arguments("--json", "--trace", str(trace), "--max-tokens", str(TOKENS), PROMPT)
+        *pair.arguments("--json", "--trace", str(trace), "--max-tokens", str(TOKENS), *full, PROMPT)
     )
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.count("\n") == 1
@@ -95,6 +97,31 @@ def test_the_json_object_has_the_listed_keys_and_true_figures(pair, alone, tmp_p
     prompt = f"[user]{PROMPT}[answer]"
     assert report.usage.prompt_tokens == len(ids_of(prompt))
     _check_figures(report, [json.loads(line) for line in trace.read_text().splitlines()])
+
+
+@pytest.mark.parametrize("width", ["auto", "1", "2"])
+def test_the_text_is_the_same_at_any_block_width(pair, alone, width):
+    outcome = _run(
+        *pair.arguments("--json", "--max-tokens", str(TOKENS), "--block-width", width, PROMPT)
+    )
+    report = msgspec.json.decode(outcome.out, type=Report)
+    assert report.token_ids == alone.token_ids
+    spec = report.speculative_decoding
+    assert sum(spec.width_histogram) + spec.num_accepted_tokens == TOKENS - 1
+    if width != "auto":
+        assert len(spec.width_histogram) <= int(width) + 1
+    if width == "1":
+        assert (report.mode, report.mode_reason) == (
+            "autoregressive",
+            "a block width of 1 was asked for",
+        )
+
+
+@pytest.mark.parametrize("width", ["0", "-1", "1025", "wide"])
+def test_a_block_width_that_there_is_not_is_refused(pair, width):
+    outcome = _run(*pair.arguments("--block-width", width, PROMPT))
+    assert (outcome.code, outcome.out) == (exit_codes.USAGE, "")
+    assert "--block-width" in outcome.err
 
 
 def _check_figures(report, rounds):

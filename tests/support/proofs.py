@@ -13,6 +13,7 @@ from support.proof_reference import Walk, cut
 from support.real_pair import Checkpoints, RealPair, Run
 
 from launch.plan import Plan
+from launch.policy import FULL
 from launch.supervisor import Supervisor
 from launch.token_ids import pack_ids, unpack_ids
 from protocol.messages import Finished, Piece, Progress, Submit
@@ -169,6 +170,7 @@ def _ask(supervisor: Supervisor, number: int, prompt: Prompt, max_tokens: int):
             prompt=pack_ids(prompt.ids),
             max_tokens=max_tokens,
             draft_context=4096,
+            block_width=FULL,
         ),
         told.append,
     )

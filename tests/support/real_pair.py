@@ -14,6 +14,7 @@ from launch.drafts import resolve_draft
 from launch.events import TargetFacts
 from launch.inprocess import run_spec_decode
 from launch.models import DEFAULT_NAME, resolve_model
+from launch.policy import AUTO, FULL
 from launch.store import default_home
 from launch.token_ids import unpack_ids
 from protocol.checkpoints.draft_config import read_draft_config
@@ -83,7 +84,16 @@ class RealPair:
         """What the load-time probe said: native, padded or no."""
         return self.target.exactness.kind
 
-    def run(self, prompt, max_tokens: int, *, speculative: bool, sampling=None, **options) -> Run:
+    def run(
+        self,
+        prompt,
+        max_tokens: int,
+        *,
+        speculative: bool,
+        sampling=None,
+        block_width=FULL,
+        **options,
+    ) -> Run:
         """Text of at most `max_tokens` tokens, greedy unless `sampling` says otherwise.
 
         `options` are further ones of `run_spec_decode`.
@@ -100,12 +110,13 @@ class RealPair:
             block_size=self._block_size,
             draft_context=CONTEXT,
             sampling=sampling,
+            block_width=block_width,
             on_piece=pieces.append,
             sequence=self.last_sequence,
             **options,
         )
         mode = "speculative" if speculative else "autoregressive"
-        assert result.statistics.mode == mode, result.statistics.mode_reason
+        assert block_width == AUTO or result.statistics.mode == mode, result.statistics.mode_reason
         seconds, rounds = time.perf_counter() - began, [piece for piece in pieces if piece.width]
         return Run(
             result.token_ids,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 from support.model_pair import VOCAB, ModelDraft, ModelTarget, model_text
 
+from launch.auto_width import Experience
 from launch.dispatch import MESSAGES
 from launch.events import (
     Accuse,
@@ -28,6 +29,7 @@ from launch.events import (
 )
 from launch.inprocess import VERBS
 from launch.peer import ANSWERED_BY
+from launch.policy import FULL
 from launch.session import Session
 from launch.token_ids import pack_ids, unpack_ids
 from protocol.errors import DaemonDied, DaemonError
@@ -49,6 +51,7 @@ class Setting:
     luck: int = 3
     max_positions: int = 200
     eos: int = 0  # -1: the text never stops
+    block_width: int = FULL
 
     @property
     def facts(self) -> TargetFacts:
@@ -103,6 +106,7 @@ class World:
             setting.facts,
             self.draft_facts if setting.draft else None,
             no_draft="none was given",
+            policy=Experience().policy(setting.block_width),
         )
 
     def _new_target(self) -> ModelTarget:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launch.plan import ATTACHED_RESTARTS, Attach, Plan
+from launch.policy import FULL
 from launch.supervisor import Supervisor
 from launch.token_ids import pack_ids, unpack_ids
 from protocol.config import Deadlines
@@ -49,6 +50,8 @@ class Client:
     answers: int = 0
 
     def submit(self, prompt, max_tokens, **fields) -> "Client":
+        """At full width unless `fields` say otherwise, so that what a round holds is known."""
+        fields = {"block_width": FULL} | fields
         message = Submit(
             request=self.number, prompt=pack_ids(prompt), max_tokens=max_tokens, **fields
         )

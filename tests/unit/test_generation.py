@@ -188,6 +188,7 @@ def test_a_system_text_without_a_template_is_refused_before_anything_is_read():
         prompt="x",
         prompt_file=None,
         model="/nowhere",
+        block_width=0,
         draft=None,
         draft_context=1,
         raw=True,

@@ -1,12 +1,16 @@
 """The seed's function over the model pair: the target's own text, and honest figures."""
 
+import itertools
+
 import pytest
 from support.model_pair import VOCAB, ModelDraft, ModelTarget, local_token, model_text
 
 from launch.events import TargetFacts
 from launch.inprocess import run_spec_decode
+from launch.policy import AUTO, FULL
 from launch.token_ids import unpack_ids
 from protocol.errors import InternalError, PromptTooLong, UsageError
+from protocol.messages import IngestItem
 
 FACTS = TargetFacts(1, VOCAB, 200, 16, ModelTarget.capacity, 16)
 PROMPT = list(range(1, 30))
@@ -19,7 +23,8 @@ def text_after(prompt, n_gen):
 def decode(prompt=PROMPT, n_gen=40, *, drafted=True, luck=3, target=None, **options):
     target = target or ModelTarget(eos=-1)
     draft = ModelDraft(target, luck=luck) if drafted else None
-    settings = {"facts": FACTS, "block_size": 6, "draft_context": 32} | options
+    settings = {"facts": FACTS, "block_size": 6, "draft_context": 32, "block_width": FULL}
+    settings |= options
     return run_spec_decode(target, draft, prompt, n_gen, **settings)
 
 
@@ -197,3 +202,37 @@ def test_ngrams_replace_a_draft_that_is_wrong_for_longer_and_never_one_that_is_r
     assert figures.num_rounds < 40  # a draft that is never right alone costs 80
     assert figures.num_accepted_ngram_tokens > 40
     assert good.statistics.num_draft_tokens >= 5 * (good.statistics.num_rounds - 1)
+
+
+@pytest.mark.parametrize("luck", [1, 2, 10**9])
+@pytest.mark.parametrize("block_width", [AUTO, 1, 3, FULL])
+def test_no_width_changes_a_token(luck, block_width):
+    result = decode(n_gen=90, luck=luck, block_width=block_width)
+    assert list(result.token_ids) == text_after(PROMPT, 90)
+
+
+def test_the_figures_say_which_widths_were_used_and_why_not_the_draft():
+    figures = decode(n_gen=120, luck=1, block_width=AUTO).statistics
+    assert sum(figures.width_histogram) == figures.num_rounds
+    assert figures.width_histogram[1] > 90
+    assert figures.mode == "autoregressive"
+    assert figures.mode_reason.startswith("drafting does not pay here: 1.")
+    assert figures.num_draft_tokens < 60
+
+
+def test_a_draft_that_pays_is_used_at_its_best_width():
+    figures = decode(n_gen=120, luck=10**9, block_width=AUTO).statistics
+    assert (figures.mode, figures.mode_reason) == ("speculative", "")
+    assert figures.width_histogram[6] > 10
+
+
+def test_without_its_draft_a_long_text_keeps_the_drafts_context_up_to_date():
+    target = ModelTarget(eos=-1)
+    draft = ModelDraft(target, luck=1)
+    settings = {"facts": FACTS, "block_size": 6, "draft_context": 32, "block_width": 1}
+    result = run_spec_decode(target, draft, PROMPT, 90, **settings)
+    stops = [item.stop for item in draft.calls if isinstance(item, IngestItem)]
+    assert len(result.token_ids) == 90
+    assert draft.gaps == 0
+    half = (FACTS.ring_capacity - FACTS.prefill_chunk) // 2
+    assert max(b - a for a, b in itertools.pairwise(stops)) <= half

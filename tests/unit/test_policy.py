@@ -1,12 +1,140 @@
-"""How wide a block is."""
+"""How wide a block is: fixed widths, and the one that learns, played on made traces."""
 
 import pytest
+from support.width_traces import Prices, Trace, made_text, play
 
-from launch.policy import FullWidth
+from launch.auto_width import Experience
+from launch.policy import AUTO, FULL, FixedWidth, Outcome, Situation
+from protocol.messages import (
+    ItemFailed,
+    Prefilled,
+    Proposed,
+    ProposedItem,
+    Verdict,
+    Verified,
+)
+
+STEP = 0.025
+RISING = (1, 1.25, 1.35, 1.4, 1.6, 1.75, 1.85, 1.9)  # a verify where rows cost: fp32 here
+DRAFT = (0.3, 0.35, 0.4, 0.45, 0.5, 0.53, 0.57, 0.6)
+DEAR = Prices(tuple(STEP * x for x in RISING), tuple(STEP * x for x in DRAFT), 1e-4, 9e-4)
+FLAT = Prices(tuple(STEP * (1 + 0.017 * i) for i in range(8)), (STEP * 0.25,) * 8, 5e-5, 5e-4)
+STEEP = Prices(tuple(STEP * (1 + i) for i in range(8)), (STEP * 2,) * 8, 1e-4)
+
+
+def trace(prices, *phases, texts=2):
+    rates = [rate for rate, tokens in phases for _ in range(tokens)]
+    return Trace("made", 8, prices, tuple(made_text(rates, 8, seed) for seed in range(texts)))
 
 
 @pytest.mark.parametrize(
-    ("block_size", "budget", "width"), [(16, 100, 16), (16, 3, 3), (1, 9, 1), (16, 1, 1), (8, 0, 1)]
+    ("rows", "block_size", "budget", "width"),
+    [(FULL, 16, 100, 16), (FULL, 16, 3, 3), (FULL, 1, 9, 1), (5, 16, 9, 5), (1, 8, 9, 1)],
 )
-def test_full_width_is_the_block_or_what_is_still_wanted(block_size, budget, width):
-    assert FullWidth().width(block_size=block_size, budget=budget) == width
+def test_a_fixed_width_is_kept_within_the_block_and_what_is_still_wanted(
+    rows, block_size, budget, width
+):
+    policy = Experience().policy(rows)
+    choice = policy.choose(Situation(block_size, budget, 0))
+    assert (choice.propose, choice.verify) == (width, width)
+
+
+def test_only_a_fixed_width_of_one_is_a_reason_for_no_draft():
+    assert FixedWidth(1).reason() == "a block width of 1 was asked for"
+    assert FixedWidth(2).reason() == FixedWidth(FULL).reason() == ""
+
+
+@pytest.mark.parametrize("prices", [DEAR, FLAT])
+def test_a_useless_draft_costs_a_twentieth_at_the_most(prices):
+    useless = trace(prices, (0.0, 512))
+    alone = play(useless, 1).seconds
+    for seed in range(5):
+        assert play(useless, noise=0.1, seed=seed).seconds <= alone / 0.95
+
+
+@pytest.mark.parametrize("prices", [DEAR, FLAT])
+@pytest.mark.parametrize("rate", [0.8, 0.9, 0.97])
+def test_a_draft_that_pays_is_used_as_well_as_by_the_best_fixed_width(prices, rate):
+    good = trace(prices, (rate, 512))
+    best = min(play(good, width).seconds for width in range(1, 9))
+    assert play(good, noise=0.1).seconds <= best / 0.98
+
+
+@pytest.mark.parametrize("prices", [DEAR, FLAT])
+def test_a_draft_that_turns_useless_is_left_within_twenty_rounds(prices):
+    turns = trace(prices, (0.95, 200), (0.0, 300), texts=1)
+    played = play(turns)
+    behind = [width for at, width, _ in played.rounds if at >= 200]
+    assert max(behind[20:36]) == 1
+    assert behind[:20].count(8) > 0
+
+
+@pytest.mark.parametrize("spell", [40, 300])
+def test_a_draft_that_turns_good_is_taken_up_within_twenty_rounds(spell):
+    turns = trace(FLAT, (0.95, 200), (0.0, spell), (0.97, 300), texts=1)
+    played = play(turns)
+    behind = [width for at, width, _ in played.rounds if at >= 200 + spell]
+    assert min(behind[24:40]) == 8
+
+
+def test_prices_that_change_are_followed_within_twenty_rounds():
+    turns = trace(FLAT, (0.6, 800), texts=1)
+    played = play(turns, prices=lambda at: STEEP if at >= 400 else FLAT)
+    behind = [width for at, width, _ in played.rounds if at >= 400]
+    assert behind[0] > 1
+    assert max(behind[20:36]) == 1
+
+
+def test_nothing_is_compared_with_a_step_whose_price_is_not_known():
+    policy = Experience().policy(AUTO)
+    chosen = []
+    for number in range(3):
+        choice = policy.choose(Situation(8, 100, number))
+        chosen.append(choice.verify)
+        offered = tuple(range(choice.propose - 1))
+        policy.note(Outcome(number, choice.verify, offered, len(offered), (1,), 1, 0, 1, 1))
+    assert chosen[:2] == [8, 1]
+
+
+def test_a_round_in_which_no_draft_could_be_asked_is_no_reason_and_no_choice():
+    policy = Experience().policy(AUTO)
+    assert policy.choose(Situation(1, 100, 0)).verify == 1
+    policy.note(Outcome(0, 1, (), 0, (1,), 0.0, 0.0, 0, 1.0))
+    assert policy.reason() == ""
+
+
+def test_the_reason_says_what_a_round_brings_and_what_it_costs():
+    experience = Experience()
+    useless = trace(DEAR, (0.0, 200), texts=1)
+    play(useless, experience=experience)
+    policy = experience.policy(AUTO)
+    for at in range(40):
+        choice = policy.choose(Situation(8, 100, at))
+        offered = (-1,) * (choice.propose - 1)
+        drafted = choice.verify - 1
+        policy.note(Outcome(at, choice.verify, offered, drafted, (1,), 0.6 * STEP, 0.0, 1, STEP))
+    assert policy.reason().startswith("drafting does not pay here: 1.")
+    assert " tokens a round against a cost of 1." in policy.reason()
+
+
+def test_the_next_request_begins_with_what_the_last_one_learned():
+    experience = Experience()
+    useless = trace(DEAR, (0.0, 300), texts=1)
+    play(useless, experience=experience)
+    assert experience.policy(AUTO).choose(Situation(8, 100, 0)).verify == 1
+
+
+def test_hand_over_is_what_an_answer_took_beside_its_engine():
+    experience = Experience()
+    costs = experience.costs
+    verdict = Verdict(
+        sequence=1, accepted=0, tokens=b"", chosen=b"", committed=1, finish="", seconds=0.25
+    )
+    failed = ItemFailed(sequence=2, code="internal", detail="")
+    experience.note_answer("target", Verified(target_life=1, results=(verdict, failed)), 0.5)
+    item = ProposedItem(
+        sequence=1, tokens=b"", context_rows=0, draft_seconds=0.5, ingest_seconds=0.25
+    )
+    experience.note_answer("draft", Proposed(target_life=1, results=(item,)), 0.875)
+    experience.note_answer("target", Prefilled(target_life=1, results=()), 9.0)
+    assert (costs.hand_over("target"), costs.hand_over("draft")) == (0.25, 0.125)

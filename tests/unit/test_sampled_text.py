@@ -12,6 +12,7 @@ from support.toy_target import AttentionTarget, RecurrentTarget
 
 from launch.events import TargetFacts
 from launch.inprocess import run_spec_decode
+from launch.policy import AUTO, FULL
 from launch.token_ids import pack_ids
 from protocol.errors import InternalError
 from protocol.messages import (
@@ -127,6 +128,7 @@ def test_a_draft_that_dies_in_the_middle_changes_no_token(lives):
         PROMPT,
         TOKENS,
         facts=FACTS,
+        block_width=FULL,
         block_size=6,
         sampling=WARM,
     )
@@ -141,8 +143,11 @@ def test_a_draft_that_dies_in_the_middle_changes_no_token(lives):
     right=st.sets(st.integers(0, TOKENS - 1)),
     drafted=st.booleans(),
     ngram=st.booleans(),
+    block_width=st.sampled_from([AUTO, 1, 2, FULL]),
 )
-def test_hints_and_ngrams_right_or_wrong_change_no_token(hints, right, drafted, ngram):
+def test_hints_and_ngrams_right_or_wrong_change_no_token_at_any_width(
+    hints, right, drafted, ngram, block_width
+):
     text, _ = alone(WARM)
     result = run_spec_decode(
         engine(),
@@ -154,6 +159,7 @@ def test_hints_and_ngrams_right_or_wrong_change_no_token(hints, right, drafted, 
         sampling=WARM,
         hint_tokens=hints | {index: text[index] for index in right},
         ngram=ngram,
+        block_width=block_width,
     )
     assert list(result.token_ids) == text
 

@@ -6,6 +6,7 @@ from support.model_pair import VOCAB
 from support.session_world import Setting, World
 
 from launch.events import Fail, Finish
+from launch.policy import AUTO, FULL
 
 ACTIONS = {
     "answer target": lambda world: world.answer("target"),
@@ -45,6 +46,7 @@ SETTINGS = st.builds(
     chunk=st.sampled_from([4, 8, 16]),
     luck=st.integers(1, 6),
     max_positions=st.sampled_from([91, 100, 200]),
+    block_width=st.sampled_from([AUTO, AUTO, 1, 3, FULL]),
 )
 
 

@@ -1,0 +1,183 @@
+"""The width that emits the most tokens a second, learned while decoding. Pure."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from launch.acceptance import Acceptance
+from launch.costs import Costs
+from launch.events import Role
+from launch.policy import ALONE, AUTO, Choice, FixedWidth, Outcome, Situation, WidthPolicy
+from launch.probes import Probes, Shadow
+from protocol.messages import Message, Proposed, ProposedItem, Verdict, Verified
+
+HYSTERESIS: Final = 1.03  # another width must promise so much more than the one in use
+OLD: Final = 2.0  # rounds that all outcomes before a probe count for: times may have changed
+OTHER_TEXT: Final = 6.0  # the same for outcomes of earlier requests
+USUAL_ROWS: Final = 64  # ingested at once; more make good a gap, and are no part of a usual round
+
+
+@dataclass(slots=True)
+class Experience:
+    """What is known of one pair of daemons, whoever's request it came from."""
+
+    costs: Costs = field(default_factory=Costs)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+
+    def policy(self, block_width: int) -> WidthPolicy:
+        """The policy of a new request: `block_width` rows, or AUTO."""
+        return AutoWidth(self) if block_width == AUTO else FixedWidth(block_width)
+
+    def note_answer(self, role: Role, answer: Message, seconds: float) -> None:
+        """A daemon answered so long after it was asked: what is not its engine's is hand-over."""
+        if isinstance(answer, Verified):
+            engine = sum(one.seconds for one in answer.results if isinstance(one, Verdict))
+        elif isinstance(answer, Proposed):
+            made = [one for one in answer.results if isinstance(one, ProposedItem)]
+            engine = sum(one.draft_seconds + one.ingest_seconds for one in made)
+        else:
+            return
+        self.costs.note_hand_over(role, seconds - engine)
+
+
+class AutoWidth:
+    """``E[tokens] / (draft + ingest + verify + hand-over)``, at its best over all widths.
+
+    Width 1 is among them and asks no draft. Below full width the whole block is proposed now and
+    then (`launch.probes`). At width 1 a probe spends the draft's time alone: the target goes on one
+    token at a time, and what it chooses says how much would have been accepted.
+    """
+
+    def __init__(self, experience: Experience) -> None:
+        self._costs = experience.costs
+        self._shared = experience.acceptance
+        self._own = experience.acceptance.copy()
+        self._own.fade(OTHER_TEXT)
+        self._probes = Probes()
+        self._probing = False
+        self._first = True  # whether the last probe follows none that has paid
+        self._shadow: Shadow | None = None
+        self._width = 0  # in use; 0: none yet
+        self._at = Situation(1, 1, 0)  # the last one with a choice
+        self._free = False  # whether the round in progress had one
+        self._alone = 0  # rounds of width 1, though a draft could be asked
+        self._drafted = 0
+
+    def choose(self, situation: Situation) -> Choice:
+        widest = min(situation.block_size, situation.budget)
+        self._probing, self._free = False, widest > 1
+        if not self._free:
+            return ALONE
+        self._at = situation
+        known = self._costs.verify.known_rows
+        if known and 1 not in known and not self._alone:
+            return ALONE  # nothing can be compared with a step whose price is not known
+        width = self._best(widest)
+        if width != self._width:
+            self._width = width
+            self._probes.start_over()
+        self._probing = width < widest and self._probes.is_due
+        if self._probing:
+            return Choice(widest, 1 if width == 1 and not self._probes.is_whole else widest)
+        return Choice(width, width)
+
+    def note(self, outcome: Outcome) -> None:
+        self._note_costs(outcome)
+        if outcome.drafted:
+            self._drafted += 1
+        elif self._free:
+            self._alone += 1
+        self._probes.since += 1
+        if len(outcome.offered) + 1 >= self._at.block_size:
+            self._probes.since = 0
+        if outcome.offered and self._probing:
+            self._begin_probe(outcome)
+        if self._shadow is not None:
+            self._follow(self._shadow, outcome.tokens)
+        if outcome.drafted:
+            for acceptance in (self._own, self._shared):
+                acceptance.note(outcome.accepted, outcome.drafted)
+            if self._probing:
+                self._judge(outcome.accepted + 1)
+        self._probing = False
+
+    def reason(self) -> str:
+        if self._alone <= self._drafted:
+            return ""
+        tokens = self._own.tokens(self._at.block_size)
+        prices = self._costs.rounds(tokens, self._at.position)
+        if len(prices) < 2 or not prices[0]:
+            return ""
+        _, best = max(
+            (one / price, at)
+            for at, (one, price) in enumerate(zip(tokens, prices, strict=True))
+            if at
+        )
+        return (
+            f"drafting does not pay here: {tokens[best]:.1f} tokens a round against a cost of "
+            f"{prices[best] / prices[0]:.1f} steps"
+        )
+
+    def _best(self, widest: int) -> int:
+        """The best width, or the one in use where that is hardly worse."""
+        tokens = self._own.tokens(widest)
+        prices = self._costs.rounds(tokens, self._at.position)
+        if not prices or not prices[0]:
+            return widest
+        rates = [one / price for one, price in zip(tokens, prices, strict=True)]
+        top = max(rates)
+        best = rates.index(top) + 1
+        if not 0 < self._width <= widest:
+            return best
+        margin = HYSTERESIS
+        if best == 1:  # where nothing more is learned: not on the word of a few rounds
+            margin += 1 / self._own.count
+        return self._width if top <= rates[self._width - 1] * margin else best
+
+    def _begin_probe(self, outcome: Outcome) -> None:
+        self._first = not self._probes.trial
+        self._probes.begin()
+        self._shadow = None if outcome.drafted else Shadow(outcome.offered)
+
+    def _follow(self, shadow: Shadow, tokens: tuple[int, ...]) -> None:
+        """Hold the tokens of this round against what the probe proposed for them."""
+        for token in tokens:
+            slot = shadow.right
+            right = shadow.meet(token)
+            for acceptance in (self._own, self._shared):
+                acceptance.note_slot(slot, right=right)
+            if shadow.is_over or self._pays(shadow.right + 1):
+                self._shadow = None
+                self._judge(shadow.right + 1)
+                return
+
+    def _judge(self, tokens: int) -> None:
+        """A probe brought so many tokens, or would have."""
+        if self._pays(tokens):
+            self._probes.trial = True
+            if self._first:
+                self._own.fade(OLD)
+                self._own.note(tokens - 1, tokens - 1)
+            return
+        widest, used = self._at.block_size, self._width
+        prices = self._costs.rounds([1.0] * widest, self._at.position)
+        more = prices[-1] - prices[used - 1]
+        if used == 1 and not self._probes.is_whole:
+            more -= self._costs.verify.upto(widest, self._at.position)[-1]
+            more += self._costs.verify.upto(1, self._at.position)[0]
+        self._probes.fail(more / prices[used - 1])
+
+    def _pays(self, tokens: int) -> bool:
+        """Whether a whole block that brings `tokens` beats the width in use."""
+        widest = self._at.block_size
+        usual = self._own.tokens(max(1, self._width))[-1]
+        prices = self._costs.rounds([usual] * (widest - 1) + [tokens], self._at.position)
+        return tokens * prices[self._width - 1] > usual * prices[-1]
+
+    def _note_costs(self, outcome: Outcome) -> None:
+        costs, position = self._costs, outcome.position
+        costs.verify.note(outcome.rows, position, outcome.verify_seconds)
+        if not outcome.offered:
+            return
+        costs.draft.note(len(outcome.offered) + 1, position, outcome.draft_seconds)
+        if 0 < outcome.ingested <= USUAL_ROWS:
+            costs.ingest.note(outcome.ingested, position, outcome.ingest_seconds)

@@ -1,0 +1,144 @@
+"""What the parts of a round cost: seconds by rows and context, learned from real rounds. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from launch.events import Role
+
+MOST_GROWTH: Final = 2.0  # twice the context costs no more; what does is no matter of context
+BUCKET: Final = 256  # positions of the first context bucket; each one after it is twice as wide
+RATE: Final = 1 / 4  # what a new time counts for, once a few are known
+SEED_COUNT: Final = 2  # a seeded time counts as so many of its own
+FEW: Final = 3  # times, after which one that stands out is left out
+OUTLIER: Final = 3.0  # the factor that stands out
+
+
+@dataclass(slots=True)
+class Cell:
+    """A decayed mean of times."""
+
+    seconds: float
+    count: int = 1
+    stands_out: bool = False  # the last time was far off
+
+    def note(self, seconds: float) -> None:
+        """One hiccup of the machine must not look like a price; two in a row are a new price."""
+        again, self.count = self.stands_out, self.count + 1
+        low, high = self.seconds / OUTLIER, self.seconds * OUTLIER
+        self.stands_out = self.count > FEW and not low <= seconds <= high
+        if self.stands_out and again:
+            self.seconds, self.count, self.stands_out = seconds, 1, False
+        elif not self.stands_out:
+            self.seconds += (seconds - self.seconds) * max(1 / self.count, RATE)
+
+
+def bucket_of(position: int) -> int:
+    """The class of context length: 0 below 256 positions, 1 below 512, 2 below 1024, ..."""
+    return (position // BUCKET).bit_length()
+
+
+class CostCurve:
+    """Seconds of one kind of forward, by its rows and the context before it.
+
+    Rows that were never run are interpolated between neighbours. A context bucket starts as the one
+    before it and is then scaled by what was seen in it.
+    """
+
+    def __init__(self) -> None:
+        self._cells: dict[int, dict[int, Cell]] = {}
+        self._points: dict[int, list[tuple[int, float]]] = {}  # derived, by bucket
+
+    @property
+    def known_rows(self) -> frozenset[int]:
+        """Rows that were run in any context."""
+        return frozenset(rows for cells in self._cells.values() for rows in cells)
+
+    def seed(self, times: Iterable[tuple[int, float]]) -> None:
+        """Take in times that were measured apart, of short context; real ones are not replaced."""
+        cells = self._cells.setdefault(0, {})
+        for rows, seconds in times:
+            cells.setdefault(rows, Cell(seconds, SEED_COUNT))
+        self._points.clear()
+
+    def note(self, rows: int, position: int, seconds: float) -> None:
+        """A forward of `rows` behind `position` rows of context took so long."""
+        cells = self._cells.setdefault(bucket_of(position), {})
+        if rows in cells:
+            cells[rows].note(seconds)
+        else:
+            cells[rows] = Cell(seconds)
+        self._points.clear()
+
+    def upto(self, rows: int, position: int) -> list[float]:
+        """What forwards of 1, 2, ... `rows` cost there; empty while nothing is known."""
+        bucket = bucket_of(position)
+        if bucket not in self._points:
+            self._points[bucket] = self._curve(bucket)
+        points = self._points[bucket]
+        if not points:
+            return []
+        found: list[float] = []
+        low, before = points[0]
+        for high, after in points:
+            slope = (after - before) / (high - low) if high > low else 0.0
+            found += [after - slope * (high - at) for at in range(len(found) + 1, high + 1)]
+            if len(found) >= rows:
+                return found[:rows]
+            low, before = high, after
+        return found + [before] * (rows - len(found))
+
+    def _curve(self, bucket: int) -> list[tuple[int, float]]:
+        buckets = sorted(number for number, cells in self._cells.items() if cells)
+        found: dict[int, float] = {}
+        for number in buckets:
+            if number > bucket and found:
+                break
+            own = {rows: cell.seconds for rows, cell in self._cells[number].items()}
+            common = [own[rows] / found[rows] for rows in own if found.get(rows)]
+            growth = sum(common) / len(common) if common else 1.0
+            growth = min(max(growth, 1 / MOST_GROWTH), MOST_GROWTH)
+            found = {rows: seconds * growth for rows, seconds in found.items()} | own
+        return sorted(found.items())
+
+
+@dataclass(slots=True)
+class Costs:
+    """Of one pair of daemons, over all requests."""
+
+    verify: CostCurve = field(default_factory=CostCurve)  # rows of the block
+    draft: CostCurve = field(default_factory=CostCurve)  # rows of the block
+    ingest: CostCurve = field(default_factory=CostCurve)  # feature rows
+    _hand_over: dict[Role, Cell] = field(default_factory=dict)  # by role
+
+    def note_hand_over(self, role: Role, seconds: float) -> None:
+        """A question and its answer took so much longer than the engine's own time."""
+        if role in self._hand_over:
+            self._hand_over[role].note(max(0.0, seconds))
+        else:
+            self._hand_over[role] = Cell(max(0.0, seconds))
+
+    def hand_over(self, role: Role) -> float:
+        """Seconds between two engines that are no engine's; 0 while unknown."""
+        cell = self._hand_over.get(role)
+        return 0.0 if cell is None else cell.seconds
+
+    def rounds(self, tokens: Sequence[float], position: int) -> list[float]:
+        """Seconds of rounds of 1, 2, ... rows that emit so many `tokens`; empty while unknown.
+
+        Width 1 asks the target alone. Any other also pays for the draft's block, for taking in the
+        rows that such a round commits, and for a second hand-over.
+        """
+        widest, hand_over = len(tokens), self.hand_over("target")
+        verify = self.verify.upto(widest, position)
+        if not verify:
+            return []
+        both = hand_over + self.hand_over("draft")
+        block = self.draft.upto(widest, position) or [0.0] * widest
+        ingest = self.ingest.upto(widest, position) or [0.0] * widest
+        prices = [
+            one + other + both + ingest[round(emitted) - 1]
+            for one, other, emitted in zip(verify, block, tokens, strict=True)
+        ]
+        prices[0] = verify[0] + hand_over
+        return prices

@@ -1,0 +1,59 @@
+"""Trying the whole block now and then, while less than that seems best. Pure."""
+
+from dataclasses import dataclass
+from typing import Final
+
+FIRST: Final = 16  # rounds below full width, after which the whole block is proposed
+RAREST: Final = 256
+SHARE: Final = 0.015  # of the time, that probes which fail may take
+WHOLE: Final = 8  # every so many-th probe verifies what it proposed: prices grow old, too
+
+
+@dataclass(slots=True)
+class Probes:
+    """When the next one is due: rarer as they fail, and at once after one that has paid."""
+
+    since: int = FIRST  # rounds since the last one; a request may begin with one
+    interval: int = FIRST
+    trial: bool = False  # the last one has paid
+    made: int = 0
+
+    @property
+    def is_due(self) -> bool:
+        return self.trial or self.since >= self.interval
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether to verify at once what is proposed."""
+        return self.trial or self.made % WHOLE == WHOLE - 1
+
+    def begin(self) -> None:
+        """One is made in this round."""
+        self.made += 1
+        self.trial = False
+
+    def fail(self, price: float) -> None:
+        """It did not pay; a probe costs `price` rounds of the width in use."""
+        bound = min(max(FIRST, int(price / SHARE)), RAREST)
+        self.interval = min(2 * self.interval, bound)
+
+    def start_over(self) -> None:
+        """Another width is in use."""
+        self.interval = FIRST
+        self.trial = False
+
+
+@dataclass(slots=True)
+class Shadow:
+    """A block that was proposed and not verified, held against what the target then chooses."""
+
+    ids: tuple[int, ...]
+    right: int = 0  # slots that have turned out right
+    is_over: bool = False  # a slot was wrong, or all were right
+
+    def meet(self, token: int) -> bool:
+        """The target's next token; whether the next slot, which it decides, was right."""
+        found = self.ids[self.right] == token
+        self.right += found
+        self.is_over = not found or self.right == len(self.ids)
+        return found

@@ -1,0 +1,108 @@
+"""Traces that a width policy is played on: what every width would emit anywhere, and its cost.
+
+A trace states, for every position of every text, how many of the draft's proposals there are
+right, so that any sequence of widths can be played on it exactly; and seconds by width.
+"""
+
+import itertools
+import random
+from dataclasses import dataclass, field
+
+from launch.auto_width import Experience
+from launch.policy import AUTO, Outcome, Situation
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Seconds; lists are by rows, from one row on."""
+
+    verify: tuple[float, ...]
+    draft: tuple[float, ...]
+    ingest_row: float
+    hand_over: float = 0.0
+
+    def round(self, width: int, propose: int, ingested: int) -> tuple[float, float, float, float]:
+        """Verify, draft, ingest and hand-over of one round."""
+        verify = self.verify[width - 1]
+        if propose == 1:
+            return verify, 0.0, 0.0, self.hand_over
+        ingest = ingested * self.ingest_row
+        return verify, self.draft[propose - 1], ingest, 2 * self.hand_over
+
+
+@dataclass(frozen=True)
+class Trace:
+    """`right[t][p]`: of a whole block proposed after token `p` of text `t`, how many are right."""
+
+    name: str
+    block_size: int
+    prices: Prices
+    right: tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class Played:
+    """What a policy did on a trace."""
+
+    seconds: float = 0.0
+    rounds: list[tuple[int, int, float]] = field(default_factory=list)  # position, width, seconds
+
+
+def play(trace, block_width=AUTO, *, noise=0.0, seed=0, experience=None, prices=None) -> Played:
+    """Decode all texts of `trace`, one request after the other, with one policy each."""
+    played, source = Played(), random.Random(seed)
+    experience = experience or Experience()
+    experience.costs.note_hand_over("target", trace.prices.hand_over)
+    experience.costs.note_hand_over("draft", trace.prices.hand_over)
+    done = 0
+    for right in trace.right:
+        policy, at, known = experience.policy(block_width), 0, 0
+        while at < len(right):
+            choice = policy.choose(Situation(trace.block_size, len(right) - at, at))
+            costs = (prices(done + at) if prices else trace.prices).round(
+                choice.verify, choice.propose, at - known
+            )
+            jitter = [cost * (1 + noise * source.uniform(-1, 1)) for cost in costs]
+            outcome = _outcome(right, at, choice, jitter, at - known)
+            if choice.propose > 1:
+                known = at
+            policy.note(outcome)
+            played.seconds += sum(jitter)
+            played.rounds.append((done + at, choice.verify, sum(jitter)))
+            at += len(outcome.tokens)
+        done += len(right)
+    return played
+
+
+def _outcome(right, at, choice, costs, ingested):
+    """Token `p` of a text is `p` itself; a wrong proposal is -1."""
+    rows = choice.verify
+    offered = [at + 1 + i if i < right[at] else -1 for i in range(choice.propose - 1)]
+    accepted = min(right[at], rows - 1)
+    verify, draft, ingest, _ = costs
+    return Outcome(
+        position=at,
+        rows=rows,
+        offered=tuple(offered),
+        drafted=rows - 1,
+        tokens=tuple(range(at + 1, at + accepted + 2)),
+        draft_seconds=draft,
+        ingest_seconds=ingest,
+        ingested=ingested if choice.propose > 1 else 0,
+        verify_seconds=verify,
+    )
+
+
+def made_text(rates, block_size, seed):
+    """A text whose draft is right with P `rates[p]` for token `p`, independently.
+
+    As in a real trace, whether a token can be guessed is the token's property: neighbours' blocks
+    agree about it.
+    """
+    source = random.Random(seed)
+    easy = [source.random() < rate for rate in rates]
+    found = []
+    for p in range(len(easy)):
+        run = itertools.takewhile(bool, easy[p + 1 : p + block_size])
+        found.append(sum(1 for _ in run))
+    return tuple(found)

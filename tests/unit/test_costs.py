@@ -1,0 +1,92 @@
+"""What rounds cost, learned: interpolated over rows, carried over to other contexts."""
+
+import pytest
+
+from launch.acceptance import Acceptance
+from launch.costs import CostCurve, Costs, bucket_of
+
+
+def test_buckets_double():
+    assert [bucket_of(n) for n in (0, 255, 256, 511, 512, 1023, 1024)] == [0, 0, 1, 1, 2, 2, 3]
+
+
+def test_nothing_known_costs_nothing_that_could_be_compared():
+    assert CostCurve().upto(3, 0) == []
+    assert Costs().rounds([1.0], 0) == []
+
+
+def test_rows_that_were_not_run_lie_between_their_neighbours():
+    curve = CostCurve()
+    curve.seed([(1, 1.0), (5, 3.0)])
+    assert curve.upto(7, 0) == [1.0, 1.5, 2.0, 2.5, 3.0, 3.0, 3.0]
+    assert curve.upto(3, 0) == [1.0, 1.5, 2.0]
+
+
+def test_another_context_begins_with_the_one_before_and_is_scaled_by_what_is_seen():
+    curve = CostCurve()
+    curve.seed([(1, 1.0), (8, 2.0)])
+    assert curve.upto(8, 1000)[-1] == 2.0
+    curve.note(1, 1000, 1.5)
+    assert curve.upto(8, 1000)[-1] == 3.0
+    assert curve.upto(8, 0)[-1] == 2.0
+    assert curve.upto(8, 300)[-1] == 2.0
+
+
+def test_a_context_below_all_that_was_seen_costs_what_the_least_one_did():
+    curve = CostCurve()
+    curve.note(1, 5000, 1.5)
+    assert curve.upto(1, 0)[-1] == 1.5
+
+
+def test_real_times_are_taken_in_and_a_hiccup_is_cut():
+    curve = CostCurve()
+    curve.seed([(1, 1.0)])
+    for _ in range(40):
+        curve.note(1, 0, 2.0)
+    assert curve.upto(1, 0)[-1] == pytest.approx(2.0, rel=0.02)
+    curve.note(1, 0, 1000.0)
+    assert curve.upto(1, 0)[-1] < 3.0
+    for _ in range(2):
+        curve.note(1, 0, 10.0)
+    assert curve.upto(1, 0) == [10.0]
+    curve.seed([(1, 9.0)])
+    assert curve.upto(1, 0) == [10.0]
+
+
+def test_a_wide_round_pays_for_the_draft_and_two_hand_overs():
+    costs = Costs()
+    costs.verify.seed([(1, 1.0), (8, 2.0)])
+    costs.draft.seed([(8, 0.5)])
+    costs.ingest.seed([(1, 0.125), (8, 0.25)])
+    for _ in range(2):
+        costs.note_hand_over("target", 0.0625)
+        costs.note_hand_over("draft", 0.03125)
+    prices = costs.rounds([1.0] * 7 + [8.0], 0)
+    assert prices[0] == 1.0625
+    assert prices[7] == 2.0 + 0.0625 + 0.5 + 0.25 + 0.03125
+
+
+def test_a_slot_of_which_nothing_is_known_is_like_the_one_before():
+    acceptance = Acceptance()
+    for _ in range(400):
+        acceptance.note(1, 2)
+    one, two, three = acceptance.tokens(4)[1:]
+    assert one == pytest.approx(2.0, abs=0.01)
+    assert two == pytest.approx(2.0, abs=0.05)
+    assert three - two < 0.01
+
+
+def test_a_change_of_the_text_is_noticed_by_what_it_brings():
+    acceptance = Acceptance()
+    for _ in range(200):
+        acceptance.note(7, 7)
+    for _ in range(6):
+        acceptance.note(0, 7)
+    assert acceptance.tokens(8)[-1] < 3.0
+
+
+def test_a_copy_learns_alone():
+    acceptance = Acceptance()
+    twin = acceptance.copy()
+    twin.note(0, 7)
+    assert twin.tokens(2) != acceptance.tokens(2)
