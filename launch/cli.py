@@ -29,6 +29,8 @@ VERBS: Final[dict[str, tuple[str, str, str]]] = {
         "supervisor_command",
         "Run the two daemons and serve clients.",
     ),
+    "target": ("launch.commands.daemons", "target_command", "Run a target daemon as a service."),
+    "draft": ("launch.commands.daemons", "draft_command", "Run a draft daemon as a service."),
     "ps": (
         "launch.commands.ps",
         "ps_command",

@@ -31,6 +31,16 @@ def resolve_draft(
     return None if name == NONE else find_draft(name, progress).path
 
 
+def named_draft(name: str | None, model: str, progress: Progress | None = None) -> Path:
+    """The folder of a draft by itself: that named, or the installed one for the model's name.
+
+    The model need not be here. Raises ModelNotFound, and what `find_draft` does.
+    """
+    if name is None and model not in SHIPPED:
+        raise ModelNotFound(f"no draft is installed for {model[:80]!r}: name one with --draft")
+    return find_draft(SHIPPED[model] if name is None else name, progress).path
+
+
 def find_draft(name: str, progress: Progress | None = None) -> LocalModel:
     """Find the draft `name`, or fetch it from the hub.
 

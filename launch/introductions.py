@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from launch.events import Role
 from launch.lives import Lives
-from launch.meeting import check_hello, check_pair, pair_message
+from launch.meeting import check_hello, check_pair, check_served, pair_message
 from launch.peer import AnyReply, Peer
 from launch.plan import Plan
 from protocol.errors import DaemonError, ProtocolError, from_wire
@@ -93,6 +93,8 @@ class Introductions:
                 raise from_wire(reply.code, reply.detail)
             case Hello(), TargetHello() | DraftHello():
                 check_hello(asked, reply, peer.role)
+                if isinstance(reply, TargetHello):
+                    check_served(self._plan.attach, reply)
                 if peer.hello is not None:
                     return  # a heartbeat
                 peer.hello = reply

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from protocol.errors import DraftMismatch, ProtocolError, WireMismatch
+from launch.plan import Attach
+from protocol.errors import ConfigError, DraftMismatch, ProtocolError, WireMismatch
 from protocol.messages import WIRE_VERSION, DraftHello, Hello, Pair, TargetHello
 from protocol.placement import Placement
 
@@ -34,6 +35,16 @@ def check_target(target: TargetHello) -> None:
         if getattr(target, name) < number:
             found = getattr(target, name)
             raise ProtocolError(f"the target states {name} {found}; at least {number} is needed")
+
+
+def check_served(attach: Attach | None, target: TargetHello) -> None:
+    """Raise ConfigError where a target that runs already has another model than its clients."""
+    for name in ("hidden_size", "num_layers"):
+        expected, found = getattr(attach, name, 0), getattr(target, name)
+        if expected not in (0, found):
+            raise ConfigError(
+                f"the target that runs has {name} {found}, the model of --model has {expected}"
+            )
 
 
 def check_pair(target: TargetHello, draft: DraftHello) -> None:

@@ -14,6 +14,8 @@ class Attach(FrozenConfig, frozen=True, kw_only=True):
 
     target: str
     draft: str | None = None  # None for autoregressive generation
+    hidden_size: int = 0  # of the model whose tokenizer the clients use; 0: whatever comes
+    num_layers: int = 0
 
 
 ATTACHED_RESTARTS: Final = Restarts(longest=1.0, rarely=5.0)  # connecting again costs little

@@ -51,16 +51,6 @@ def prepare(plan: Plan, run_dir: Path) -> Prepared:
         return Prepared(target, None)
     network = read_draft_config(Path(plan.draft))
     check_pair(network, TargetFacts(model.hidden_size, model.num_layers, model.vocab_size))
-    draft = DraftConfig(
-        draft=plan.draft,
-        run_dir=str(run_dir),
-        life=NO_LIFE,
-        dtype=plan.dtype,
-        threads=plan.threads,
-        slots=plan.slots,
-        context_window=plan.draft_context,
-        log_level=plan.log_level,
-    )
     return Prepared(
         msgspec.structs.replace(
             target,
@@ -68,5 +58,19 @@ def prepare(plan: Plan, run_dir: Path) -> Prepared:
             block_size=max(network.max_proposals + 1, plan.widest),
             mask_token_id=network.mask_token_id,
         ),
-        draft,
+        draft_config(plan, run_dir),
+    )
+
+
+def draft_config(plan: Plan, run_dir: Path) -> DraftConfig:
+    """The draft's alone, of a plan that names one; nothing is read."""
+    return DraftConfig(
+        draft=plan.draft or "",
+        run_dir=str(run_dir),
+        life=NO_LIFE,
+        dtype=plan.dtype,
+        threads=plan.threads,
+        slots=plan.slots,
+        context_window=plan.draft_context,
+        log_level=plan.log_level,
     )

@@ -9,6 +9,7 @@ from protocol.config import CLIENT_SOCKET
 from protocol.errors import Unavailable, UsageError
 from protocol.run_directory import OWNER_LOCK, bases, is_private, prefix
 
+DEFAULT: Final = "default"  # the pair of daemons that no name was given
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 
 
@@ -39,13 +40,26 @@ def named_directory(name: str) -> Path:
     return bases()[0].absolute() / f"{prefix()}{name}"
 
 
+def daemon_directory(role: str, instance: str | None, named: str | None) -> Path:
+    """The run directory of a daemon that is a service of its own, of the pair `instance`.
+
+    `named` is one that was chosen in its place: only one of the two may be said.
+    """
+    if named is not None:
+        if instance is not None:
+            raise UsageError("--instance chooses a run directory, and --run-dir names one")
+        return Path(named).absolute()
+    folder = named_directory(instance or DEFAULT)
+    return folder.with_name(f"{folder.name}.{role}")
+
+
 def instances() -> list[Instance]:
     """All of them, by name; those that run elsewhere than in the usual places are not found."""
     found = {
         path.name.removeprefix(prefix()): path
         for base in reversed(bases())
         for path in base.glob(f"{prefix()}*")
-        if is_private(path)
+        if is_private(path) and "." not in path.name  # that is a daemon's
     }
     listed = [Instance(name, path, _owner(path)) for name, path in sorted(found.items())]
     return [one for one in listed if one.pid and Path(f"/proc/{one.pid}").exists()]

@@ -52,7 +52,8 @@ def generate_command(**arguments: object) -> int:
     model's own; a draft only makes it come sooner.
     """
     if arguments["connect"] is not None:
-        refuse_loading_options(click.get_current_context())
+        context = click.get_current_context()
+        refuse_loading_options(context, said="the supervisor is started, not with --connect")
     from launch.commands.generation import Options, generate  # noqa: PLC0415 - not for --help
 
     refuse_core_dumps()

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,8 @@ from protocol.errors import UsageError
 
 # Settings that only a verb that loads a pair can honour.
 LOADING: Final = ("model", "draft", "dtype", "exact", "threads")
+# Settings that are the daemons' own, where they run already.
+THEIRS: Final = ("draft", "draft_context", "dtype", "exact", "threads", "slots", "max_positions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +43,17 @@ class PairOptions:
             return resolve_draft(self.draft, model, progress)
 
 
-def refuse_loading_options(context: click.Context) -> None:
-    """UsageError where the command line says one of them to a supervisor that runs already."""
+def refuse_loading_options(
+    context: click.Context, *, said: str, names: Sequence[str] = LOADING
+) -> None:
+    """UsageError where the command line says one of them to what runs already; `said`: when."""
     given = [
-        f"--{name}"
-        for name in LOADING
+        f"--{name.replace('_', '-')}"
+        for name in names
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     ]
     if given:
-        raise UsageError(
-            f"{', '.join(given)}: said when the supervisor is started, not with --connect"
-        )
+        raise UsageError(f"{', '.join(given)}: said when {said}")
 
 
 def connect_option(about: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

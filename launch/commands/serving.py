@@ -8,8 +8,10 @@ from functools import partial
 from pathlib import Path
 
 import click
+import msgspec
 
 from launch import exit_codes
+from launch.commands.attaching import attach_plan
 from launch.commands.pair import PairOptions
 from launch.commands.sampling import GUESS_WIDTH
 from launch.interrupts import Interrupts
@@ -37,6 +39,9 @@ class Options(PairOptions):
     max_waiting: int
     instance: str | None
     run_dir: str | None
+    attach: bool
+    attach_target: str | None
+    attach_draft: str | None
     quiet: bool
 
 
@@ -89,7 +94,7 @@ def _welcome(plan: Plan) -> Welcome:
         wire_version=WIRE_VERSION,
         pid=os.getpid(),
         model=plan.model,
-        draft=plan.draft or "",
+        draft=(plan.draft if plan.attach is None else plan.attach.draft) or "",
         max_positions=min(plan.max_positions or config.max_positions, config.max_positions),
         vocab_size=config.vocab_size,
     )
@@ -101,7 +106,26 @@ def _plan(options: Options) -> Plan:
         if run_dir is not None:
             raise UsageError("--instance chooses a run directory, and --run-dir names one")
         run_dir = str(named_directory(options.instance))
+    return msgspec.structs.replace(
+        _daemons(options),
+        run_dir=None if run_dir is None else str(Path(run_dir).absolute()),
+        max_waiting=options.max_waiting,
+    )
+
+
+def _daemons(options: Options) -> Plan:
+    """Those to start, or those to attach to."""
+    attaches = options.attach or options.attach_target is not None
+    if options.attach_draft is not None and not attaches:
+        raise UsageError("--attach-draft goes with --attach or --attach-target")
     model = options.find_model(quiet=options.quiet)
+    if attaches:
+        return attach_plan(
+            model.path,
+            target=options.attach_target,
+            draft=options.attach_draft,
+            instance=options.instance,
+        )
     draft = options.find_draft(model, quiet=options.quiet)
     return Plan(
         model=str(model.path),
@@ -113,8 +137,6 @@ def _plan(options: Options) -> Plan:
         max_positions=options.max_positions,
         draft_context=options.draft_context,
         widest=GUESS_WIDTH,
-        run_dir=None if run_dir is None else str(Path(run_dir).absolute()),
-        max_waiting=options.max_waiting,
     )
 
 

@@ -2,6 +2,7 @@
 
 import click
 
+from launch.commands.pair import THEIRS, refuse_loading_options
 from launch.commands.settings import config_option, settings
 from launch.settings import Setting
 from protocol.core_dumps import refuse_core_dumps
@@ -20,6 +21,13 @@ from protocol.core_dumps import refuse_core_dumps
 )
 @click.option("--instance", metavar="NAME", help="A name for --connect, in place of a random one.")
 @settings("run_dir")
+@click.option(
+    "--attach", cls=Setting, is_flag=True, help="Drive the daemons of --instance that run already."
+)
+@click.option(
+    "--attach-target", cls=Setting, metavar="FOLDER", help="The same, by the run directory."
+)
+@click.option("--attach-draft", cls=Setting, metavar="FOLDER|none", help="The same for the draft.")
 @config_option
 @click.option("--quiet", is_flag=True, help="Nothing on standard error but failures.")
 def supervisor_command(**arguments: object) -> int:
@@ -27,7 +35,13 @@ def supervisor_command(**arguments: object) -> int:
 
     It listens on a socket in its private run directory: 'dflashd generate --connect' uses it,
     'dflashd ps' lists it, and SIGTERM or Ctrl-C ends it with both daemons.
+
+    With --attach it starts no daemon: it drives 'dflashd target' and 'dflashd draft', which go on
+    when it ends. --model is then the one whose text goes in and out.
     """
+    if arguments["attach"] or arguments["attach_target"] is not None:
+        context = click.get_current_context()
+        refuse_loading_options(context, said="the daemons are started", names=THEIRS)
     from launch.commands.serving import Options, serve  # noqa: PLC0415 - not for --help
 
     refuse_core_dumps()

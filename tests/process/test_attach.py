@@ -176,7 +176,7 @@ def test_a_living_supervisors_daemons_are_refused_with_its_pid(pair):
 
 
 def test_daemons_that_come_after_the_supervisor_are_found(runtime_dir, tmp_path):
-    target = Service("target", target_config(runtime_dir / "t"), tmp_path)
+    target = Service.of_models("target", target_config(runtime_dir / "t"), tmp_path)
     with Supervisor(attach_plan(target.run_dir)) as supervisor:
         client = Client(supervisor, 1).submit(PROMPT, 60)
         supervisor.step(0.05)

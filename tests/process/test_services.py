@@ -4,7 +4,7 @@ import signal
 from contextlib import contextmanager
 
 import pytest
-from support.services import model_services
+from support.services import Service, model_services, target_config
 from support.waiting import until
 
 from protocol.client import Poller
@@ -183,3 +183,11 @@ def test_a_killed_service_can_be_started_again_at_once(target):
     target.start().until_ready()
     with driving(target, 100) as ask:
         assert isinstance(ask(hello(100)), TargetHello)
+
+
+def test_a_service_that_cannot_load_says_why_in_its_log(runtime_dir, tmp_path):
+    config = target_config(runtime_dir / "t")
+    target = Service.of_models("target", config, tmp_path, "target:load_error").start()
+    assert target.wait() == 78
+    assert "checkpoint: no tensor `x` in the target" in target.said()
+    assert not target.run_dir.exists()

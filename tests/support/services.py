@@ -17,22 +17,22 @@ SOCKETS = {"target": TARGET_SOCKET, "draft": DRAFT_SOCKET}
 MODEL_DAEMON = Path(__file__).parent / "model_daemon.py"
 
 
-def model_service(role, config):
-    """The daemons of `support.model_daemon`, which load in a moment."""
-    return (sys.executable, "-I", str(MODEL_DAEMON), role, str(config))
-
-
 class Service:
     """One daemon, started and started again as a service manager would."""
 
-    def __init__(self, role, config, notes, command=model_service, faults=""):
-        self.role, self.run_dir = role, Path(config.run_dir)
-        self.log = Path(notes) / f"{role}.log"
-        self._config = Path(notes) / f"{role}.json"
-        write_config(config, self._config)
-        self._command = command(role, self._config)
+    def __init__(self, role, run_dir, log, command, faults=""):
+        self.role, self.run_dir, self.log = role, Path(run_dir), Path(log)
+        self._command = command
         self._faults = faults
         self.process = None
+
+    @classmethod
+    def of_models(cls, role, config, notes, faults=""):
+        """One of the daemons of `support.model_daemon`, which load in a moment."""
+        path = Path(notes) / f"{role}.json"
+        write_config(config, path)
+        command = (sys.executable, "-I", str(MODEL_DAEMON), role, str(path))
+        return cls(role, config.run_dir, Path(notes) / f"{role}.log", command, faults)
 
     @property
     def socket(self):
@@ -54,7 +54,8 @@ class Service:
     def until_ready(self):
         def ready():
             assert self.process.poll() is None, self.said()
-            return self.said().rstrip().endswith("ready")
+            last = self.said().rstrip().rpartition("\n")[2]
+            return last.endswith("ready")
 
         until(ready, seconds=25.0, what=f"the {self.role} being ready")
         return self
@@ -98,7 +99,7 @@ def model_services(folder, *, faults="", roles=("target", "draft")):
         services = []
         for role in roles:
             config = made[role](Path(folder) / f"{role}.d")
-            services.append(Service(role, config, notes, faults=faults))
+            services.append(Service.of_models(role, config, notes, faults))
             stack.callback(services[-1].end)
             services[-1].start()
         yield [service.until_ready() for service in services]

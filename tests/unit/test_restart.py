@@ -3,7 +3,7 @@
 import pytest
 
 from launch.restart import Backoff, Restarts
-from protocol.errors import CheckpointError, DaemonDied, InsufficientMemory
+from protocol.errors import CheckpointError, DaemonAbsent, DaemonDied, InsufficientMemory
 
 TIMES = Restarts(first=0.1, factor=2.0, longest=1.0, patience=6, rarely=60.0, healthy=10.0)
 DIED = DaemonDied("it died")
@@ -42,3 +42,9 @@ def test_what_trying_again_cannot_help_is_tried_rarely_at_once(error):
 def test_a_row_without_end_does_not_overflow():
     backoff = Backoff(Restarts(patience=1000, factor=100.0))
     assert [backoff.failed(0.0, DIED) for _ in range(999)][-1] == 5.0
+
+
+def test_a_service_that_does_not_come_is_tried_rarely_at_once():
+    backoff = Backoff(TIMES)
+    assert backoff.failed(0.0, DaemonAbsent("nobody there")) == TIMES.rarely
+    assert backoff.is_left_off

@@ -1,0 +1,106 @@
+"""One daemon in the foreground: its config from the options, then this process becomes it."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from launch.becoming import become
+from launch.commands.pair import PairOptions
+from launch.commands.sampling import GUESS_WIDTH
+from launch.drafts import NONE, named_draft
+from launch.plan import Plan
+from launch.prepare import draft_config, prepare
+from launch.progress import progress_for
+from protocol.config import DType
+from protocol.errors import UsageError
+from protocol.instances import daemon_directory
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions(PairOptions):
+    """The arguments of ``dflashd target``, each checked to be in its range."""
+
+    taps: str | None
+    mask_token: int | None
+    block_size: int | None
+    slots: int
+    max_positions: int
+    instance: str | None
+    run_dir: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOptions:
+    """The arguments of ``dflashd draft``, each checked to be in its range."""
+
+    model: str
+    draft: str | None
+    draft_context: int
+    dtype: DType
+    threads: int
+    slots: int
+    instance: str | None
+    run_dir: str | None
+
+    def find_draft(self) -> Path:
+        """The draft's folder, fetched first where it is not here; see `named_draft`."""
+        with progress_for(quiet=not sys.stderr.isatty()) as progress:
+            return named_draft(self.draft, self.model, progress)
+
+
+def run_target(options: TargetOptions) -> int:
+    """Becomes the target daemon; raises what is wrong with the options or the checkpoints."""
+    taps = _stated_taps(options)
+    run_dir = daemon_directory("target", options.instance, options.run_dir)
+    model = options.find_model(quiet=False)
+    draft = None if taps else options.find_draft(model, quiet=False)
+    plan = Plan(
+        model=str(model.path),
+        draft=None if draft is None else str(draft),
+        dtype=options.dtype,
+        exact=options.exact,
+        threads=options.threads,
+        slots=options.slots,
+        max_positions=options.max_positions,
+        widest=GUESS_WIDTH,
+    )
+    config = msgspec.structs.replace(prepare(plan, run_dir).target, service=True, **taps)
+    become("target", config, os.environ)
+
+
+def run_draft(options: DraftOptions) -> int:
+    """Becomes the draft daemon; raises what is wrong with the options."""
+    if options.draft == NONE:
+        raise UsageError("--draft none: there is nothing to run")
+    plan = Plan(
+        draft=str(options.find_draft()),
+        draft_context=options.draft_context,
+        dtype=options.dtype,
+        threads=options.threads,
+        slots=options.slots,
+    )
+    config = draft_config(plan, daemon_directory("draft", options.instance, options.run_dir))
+    become("draft", msgspec.structs.replace(config, service=True), os.environ)
+
+
+def _stated_taps(options: TargetOptions) -> dict[str, Any]:
+    """What would be read from the draft's config, from the three options in its place, if said."""
+    stated = (options.taps, options.mask_token, options.block_size)
+    if all(one is None for one in stated):
+        return {}
+    if options.taps is None or options.mask_token is None or options.block_size is None:
+        raise UsageError("--taps, --mask-token and --block-size are said together or not at all")
+    if options.draft is not None:
+        raise UsageError("--taps stands in place of --draft: say one of them")
+    words = options.taps.split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise UsageError(f"--taps {options.taps[:80]!r}: numbers with commas between are expected")
+    return {
+        "taps": tuple(int(word) for word in words),
+        "mask_token_id": options.mask_token,
+        "block_size": max(options.block_size, GUESS_WIDTH),
+    }

@@ -1,0 +1,29 @@
+"""The plan of a supervisor that drives daemons which run already."""
+
+from pathlib import Path
+
+from launch.drafts import NONE
+from launch.plan import ATTACHED_RESTARTS, Attach, Plan
+from protocol.checkpoints.target_config import read_model_config
+from protocol.instances import daemon_directory
+
+
+def attach_plan(
+    model: Path, *, target: str | None, draft: str | None, instance: str | None
+) -> Plan:
+    """Daemons in these folders, or those of `instance`; `model` is what the clients' text is of.
+
+    Raises CheckpointError or UsageError; whether daemons are there is found out later.
+    """
+    config = read_model_config(model)
+
+    def folder(role: str, named: str | None) -> str:
+        return str(daemon_directory(role, instance if named is None else None, named))
+
+    attach = Attach(
+        target=folder("target", target),
+        draft=None if draft == NONE else folder("draft", draft),
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+    )
+    return Plan(model=str(model), attach=attach, restarts=ATTACHED_RESTARTS)
