@@ -87,7 +87,16 @@ def background(*arguments):
 
 
 def generated(*more):
-    command = ("generate", "Say something.", "--json", "--max-tokens", "60", *more)
+    command = (
+        "generate",
+        "Say something.",
+        "--json",
+        "--block-width",
+        "6",
+        "--max-tokens",
+        "60",
+        *more,
+    )
     done = dflashd(*command, env=ENVIRONMENT)
     assert done.code == 0, done.err
     return json.loads(done.out)
