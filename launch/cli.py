@@ -45,6 +45,7 @@ VERBS: Final[dict[str, tuple[str, str, str]]] = {
         "Say what this machine offers and what would be used.",
     ),
     "keys": ("launch.commands.keys", "keys_group", "Make and show the keys of the three roles."),
+    "units": ("launch.commands.units", "units_group", "Run it as services of systemd."),
     "config": ("launch.commands.config", "config_group", "Say what is set, and by what."),
 }
 
