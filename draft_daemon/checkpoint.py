@@ -12,7 +12,7 @@ from draft_daemon.models.base import DraftNetwork
 from protocol import plugins
 from protocol.checkpoints.draft_config import read_draft_config
 from protocol.checkpoints.draft_facts import DraftCheckpointConfig
-from protocol.checkpoints.tensors import TensorSource, open_tensors
+from protocol.checkpoints.tensors import OnDevice, TensorSource, open_tensors
 from protocol.errors import CheckpointError, UnsupportedModel
 from protocol.kernels.linear import Linear, pack
 
@@ -22,6 +22,7 @@ IGNORED: Final = re.compile(
     r"embed_tokens\.weight|lm_head\.weight|verifier_lm_head\.weight|verifier_norm\.weight|t2d|d2t"
     r"|rotary_emb\.inv_freq"
 )
+HOST: Final = torch.device("cpu")
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -44,8 +45,8 @@ class LoadedDraft:
     weight_bytes: int  # of the checkpoint's tensors that are used
 
 
-def load_draft(folder: Path, dtype: torch.dtype) -> LoadedDraft:
-    """Read the draft in `folder` for computing in `dtype`.
+def load_draft(folder: Path, dtype: torch.dtype, device: torch.device = HOST) -> LoadedDraft:
+    """Read the draft in `folder` for computing in `dtype` on `device`.
 
     Raises CheckpointError with the tensor's name, what was expected and what was found, and
     UnsupportedModel for a tensor that no known network has.
@@ -58,7 +59,7 @@ def load_draft(folder: Path, dtype: torch.dtype) -> LoadedDraft:
             shapes["lm_head.weight"] = (config.draft_vocab_size, config.hidden_size)
             shapes["d2t"] = (config.draft_vocab_size,)
         ignored = _account(source, frozenset(shapes))
-        loader = _Loader(source, shapes)
+        loader = _Loader(OnDevice(source, device), shapes)
         built = network.build(config, loader.get, dtype)
         own = _own_head(config, loader, dtype) if config.reduced_vocabulary else None
     return LoadedDraft(config, built, own, (*config.ignored, *ignored), loader.taken_bytes)
@@ -111,7 +112,8 @@ def _account(source: TensorSource, wanted: frozenset[str]) -> tuple[str, ...]:
 
 def _own_head(config: DraftCheckpointConfig, loader: _Loader, dtype: torch.dtype) -> OwnHead:
     """Head and id map; the published map holds offsets: ``target id = draft id + d2t``."""
-    ids = torch.arange(config.draft_vocab_size) + loader.integers("d2t")
+    offsets = loader.integers("d2t")
+    ids = torch.arange(config.draft_vocab_size, device=offsets.device) + offsets
     low, high, different = int(ids.min()), int(ids.max()), len(set(ids.tolist()))
     if low < 0 or high >= config.vocab_size or different != len(ids):
         raise CheckpointError(

@@ -16,6 +16,7 @@ from protocol.checkpoints.draft_facts import DraftCheckpointConfig, LayerRule
 from protocol.feature_ring import spans
 
 NOTHING: Final = -1
+HOST: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +47,26 @@ class BlockView:
 
 
 class DraftContext:
-    """K/V rings of all slots, allocated once; pages are touched as rows are written."""
+    """K/V rings of all slots, allocated once; pages are touched as rows are written.
+
+    What lies at which ring row is known on the host, and masks are made there.
+    """
 
     def __init__(
-        self, config: DraftCheckpointConfig, slots: int, window: int, dtype: torch.dtype
+        self,
+        config: DraftCheckpointConfig,
+        slots: int,
+        window: int,
+        dtype: torch.dtype,
+        device: torch.device = HOST,
     ) -> None:
         self.window = window
         self.slots = slots
         self._capacity = window + config.max_proposals + 1
         self._rules = tuple(dict.fromkeys(config.layers))
         shape = (slots, len(config.layers), config.num_kv_heads, self._capacity, config.head_dim)
-        self._keys = torch.zeros(shape, dtype=dtype)
-        self._values = torch.zeros(shape, dtype=dtype)
+        self._keys = torch.zeros(shape, dtype=dtype, device=device)
+        self._values = torch.zeros(shape, dtype=dtype, device=device)
         self._positions = torch.full((slots, self._capacity), NOTHING, dtype=torch.int64)
 
     def reset(self, slot: int) -> None:
@@ -101,7 +110,7 @@ class DraftContext:
             held[rows] = NOTHING
             seen[rows.start - low : rows.stop - low] = torch.arange(span.start, span.stop)
         queries = torch.arange(base, stop)
-        masks = {rule: _mask(seen, queries, rule).to(self._keys.dtype) for rule in self._rules}
+        masks = {rule: _mask(seen, queries, rule).to(self._keys) for rule in self._rules}
         return BlockView(
             keys=self._keys[slot],
             values=self._values[slot],

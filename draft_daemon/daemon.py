@@ -11,13 +11,13 @@ import torch
 from draft_daemon.checkpoint import LoadedDraft, load_draft
 from draft_daemon.engine import Engine, first_forward
 from draft_daemon.lexicon import lexicon
-from protocol import host_facts, plugins
+from protocol import host_facts
 from protocol.boundary import each
 from protocol.checkpoints.draft_config import TargetFacts, check_pair
 from protocol.config import Deadlines, DraftConfig
 from protocol.cpu import resolve_dtype, usable_cores
 from protocol.daemon_main import Progress
-from protocol.errors import ProtocolError, StaleMessage, TransportRefused
+from protocol.errors import ProtocolError, StaleMessage
 from protocol.feature_ring import RingShape
 from protocol.listening import keyring
 from protocol.messages import (
@@ -37,9 +37,10 @@ from protocol.messages import (
     Proposed,
 )
 from protocol.state import DraftRequest
-from protocol.transports.base import FeatureGuest, FeatureTransport, Terms
+from protocol.transports.base import FeatureGuest, Terms
+from protocol.transports.devices import HOST, Device, open_device
+from protocol.transports.registry import find_transport
 
-TRANSPORTS: Final = "protocol.transports"
 LOAD_STEPS: Final = 1
 MAX_IGNORED: Final = 256
 MAX_NAME: Final = 512
@@ -48,8 +49,11 @@ MAX_NAME: Final = 512
 class DraftDaemon:
     """One loaded draft, and the target it is paired with, if any."""
 
-    def __init__(self, config: DraftConfig, draft: LoadedDraft, load_seconds: float) -> None:
+    def __init__(
+        self, config: DraftConfig, draft: LoadedDraft, load_seconds: float, device: Device = HOST
+    ) -> None:
         self._config = config
+        self._device = device
         self._draft = draft
         self._load_seconds = load_seconds
         self._guest: FeatureGuest | None = None
@@ -99,7 +103,9 @@ class DraftDaemon:
             **self._lives(message),
             wire_version=WIRE_VERSION,
             nonce=message.nonce,
-            host=host_facts.gather("cpu", torch.get_num_threads(), config.listen),
+            host=host_facts.gather(
+                self._device.name, torch.get_num_threads(), config.listen, self._device.facts
+            ),
             network=facts.network,
             dtype=str(self._draft.network.dtype).removeprefix("torch."),
             hidden_size=facts.hidden_size,
@@ -128,7 +134,7 @@ class DraftDaemon:
             row_width=facts.feature_width,
             dtype=message.dtype,
         )
-        transport = _transport(message.transport)
+        transport = find_transport(message.transport)
         address = message.address if transport.maps else config.target_address or message.address
         guest = transport.reach(
             address,
@@ -137,6 +143,7 @@ class DraftDaemon:
             life=message.target_life,
             shape=shape,
             timeout=Deadlines().ring_fetch,
+            device=self._device.name,
         )
         self._guest = guest
         engine = Engine(
@@ -171,28 +178,18 @@ class DraftDaemon:
         return {"target_life": message.target_life, "draft_life": self._life}
 
 
-def _transport(name: str) -> type[FeatureTransport]:
-    known: dict[str, type[FeatureTransport]] = {}
-    for module in plugins.names(TRANSPORTS, "TRANSPORT"):
-        kind: type[FeatureTransport] = plugins.load(
-            TRANSPORTS, module, "TRANSPORT", FeatureTransport
-        )
-        known[kind.name] = kind
-    if name not in known:
-        raise TransportRefused(f"transport {name}: unknown here; known: {', '.join(sorted(known))}")
-    return known[name]
-
-
 @contextmanager
 def load_daemon(config: DraftConfig, progress: Progress) -> Iterator[DraftDaemon]:
     """Load the draft that `config` names, and let go of the target's memory at the end."""
     began = perf_counter()
     progress(0, LOAD_STEPS)
     torch.set_num_threads(config.threads or usable_cores())
-    draft = load_draft(Path(config.draft), getattr(torch, resolve_dtype(config.dtype)))
+    device = open_device(config.device)
+    dtype = getattr(torch, resolve_dtype(config.dtype, config.device))
+    draft = load_draft(Path(config.draft), dtype, device.torch)
     first_forward(draft)  # before anybody is told that this draft is ready
     progress(LOAD_STEPS, LOAD_STEPS)
-    daemon = DraftDaemon(config, draft, perf_counter() - began)
+    daemon = DraftDaemon(config, draft, perf_counter() - began, device)
     try:
         yield daemon
     finally:

@@ -66,7 +66,10 @@ class Engine:
         self._network = draft.network
         self._guest = guest
         self._lexicon = lexicon or Borrowed(draft, guest.weights(), vocab_size)
-        self._context = DraftContext(draft.config, slots, context_window, draft.network.dtype)
+        network = draft.network
+        self._context = DraftContext(
+            draft.config, slots, context_window, network.dtype, network.device
+        )
         self._piece = min(max_ingest, context_window)
         self._open: dict[int, _Sequence] = {}
         self._retained: dict[int, int] = {}  # slot -> the closed sequence whose rows it holds

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from draft_daemon.checkpoint import LoadedDraft
+from protocol.choice import best_ids
 from protocol.errors import DraftMismatch, UsageError
 from protocol.kernels.linear import Linear, adopt
 
@@ -18,7 +18,9 @@ class Borrowed:
 
     def __init__(self, draft: LoadedDraft, weights: Mapping[str, Tensor], vocab_size: int) -> None:
         """`weights` as `FeatureGuest.weights` gives them; ids from `vocab_size` on are padding."""
-        config = draft.config
+        config, device = draft.config, draft.network.device
+        # Mapped memory is used where it lies; a draft on another device takes a copy, once.
+        weights = {name: tensor.to(device) for name, tensor in weights.items()}
         self._embed = _shaped(weights, "embed", (config.vocab_size, config.hidden_size))
         self._scale = config.embedding_scale
         self._dtype = draft.network.dtype
@@ -35,14 +37,13 @@ class Borrowed:
         """Rows [n, hidden] of `ids` [n]: the table's own, without the target's input scale."""
         if not 0 <= int(ids.min()) <= int(ids.max()) < self._embed.shape[0]:
             raise UsageError(f"token ids must be in 0..{self._embed.shape[0] - 1}")
-        rows = self._embed.index_select(0, ids).to(self._dtype)
+        rows = self._embed.index_select(0, ids.to(self._embed.device)).to(self._dtype)
         return rows if self._scale == 1.0 else rows * self._scale
 
     def best(self, hidden: Tensor) -> tuple[int, ...]:
         """The most likely id of each row of `hidden` [n, hidden]; ties go to the lowest id."""
         logits = self._head(hidden.to(self._head.weight.dtype))
-        # NumPy's argmax is vectorised: 0.02 ms for 7 rows of 49,152 where torch 2.13 takes 0.6 ms.
-        ids = torch.from_numpy(logits.float().numpy().argmax(axis=-1))
+        ids = best_ids(logits.float())
         found = ids if self._target_ids is None else self._target_ids[ids]
         return tuple(found.tolist())
 

@@ -40,12 +40,12 @@ class Asked:
                 "target's logits: load them from the target's checkpoint on the draft's host"
             )
         self._target = target
-        self._dtype = draft.network.dtype
+        self._dtype, self._device = draft.network.dtype, draft.network.device
         self._scale = draft.config.embedding_scale
         self._own = draft.own_head
 
     def embed(self, ids: Tensor) -> Tensor:
-        rows = self._target.embed(tuple(ids.tolist())).to(self._dtype)
+        rows = self._target.embed(tuple(ids.tolist())).to(self._device, self._dtype)
         return rows if self._scale == 1.0 else rows * self._scale
 
     def best(self, hidden: Tensor) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ from protocol.messages import (
 from protocol.placement import Placement
 
 ABSENT: Final = DaemonStatus(stage="absent", reason="", life=0, pid=None)
+TIED: Final = "the target whose GPU memory it maps is gone; the draft is started again with it"
 NO_DRAFT: Final = "no draft was asked for"
 
 
@@ -233,9 +234,12 @@ class Crew:
     def _on_over(self, peer: Peer, error: DaemonError, asked: Listed | None) -> None:
         if peer.role == "draft":
             self.no_draft = str(error)
-        else:
-            self._introductions.part()
+            self._owner.on_lost(peer.role, error, asked)
+            return
+        tied = self._introductions.part()
         self._owner.on_lost(peer.role, error, asked)
+        if tied is not None:
+            self._lives.lose(tied, DaemonDied(TIED), kill=True)
 
     def _tell(self, peer: Peer, done: int = 0, total: int = 0) -> None:
         detail = str(peer.error or "")

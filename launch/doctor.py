@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from launch import idle_threads
 from launch.store import default_home
-from protocol import __version__, cpu
+from protocol import __version__, cpu, gpu
 from protocol.errors import DaemonError
 from protocol.host_facts import gather
 from protocol.placement import AUTO, choose
@@ -65,7 +65,8 @@ def quick() -> Facts:
         "cpu": _cpu(),
         "memory": _memory(),
         "threads": _thread_variables(),
-        "devices": _device_nodes(),
+        "devices": ["cpu", *gpu.device_nodes()],
+        "gpu": _gpu(),
         "home": str(default_home(os.environ)),
         "runtime": _runtime(),
         "transport": _transport(),
@@ -165,9 +166,18 @@ def _kilobytes(words: list[str] | None) -> int | None:
     return int(words[0]) * 1024 if words else None
 
 
-def _device_nodes() -> list[str]:
-    nodes = sorted(str(node) for node in Path("/dev").glob("nvidia[0-9]*"))
-    return ["cpu", *nodes]
+def _gpu() -> Facts:
+    """What stands against computing on GPUs, as far as files tell; the daemon knows the rest."""
+    here = gather("cpu", 1)
+    nodes = gpu.device_nodes()
+    sharing = "no device node" if not nodes else gpu.WSL_OBSTACLE if gpu.is_wsl() else ""
+    return {
+        "nodes": list(nodes),
+        "mps": gpu.mps_runs(os.environ),
+        "obstacle": sharing,
+        "pid_namespace": here.pid_namespace,
+        "ipc_namespace": here.ipc_namespace,
+    }
 
 
 def _runtime() -> Facts:

@@ -24,7 +24,7 @@ from protocol.messages import (
     Paired,
     TargetHello,
 )
-from protocol.placement import Placement, choose
+from protocol.placement import Placement, choose, is_tied
 
 MAX_NUMBER: Final = (1 << 63) - 1
 
@@ -107,12 +107,17 @@ class Introductions:
                 raise ProtocolError(f"the {peer.role} answered {type(reply).__name__}")
         self._pair()
 
-    def part(self) -> None:
-        """The target is gone, and its ring: the draft waits for the next one."""
-        self.placement = None
+    def part(self) -> Peer | None:
+        """The target is gone, and its ring: the draft waits for the next one.
+
+        Returns the draft where it must end with the target, since it maps memory of its GPU.
+        """
+        placement, self.placement = self.placement, None
         draft = self._peers.get("draft")
-        if draft is not None and draft.stage in ("pairing", "ready"):
-            self._set_stage(draft, "greeting")
+        if draft is None or draft.stage not in ("pairing", "ready"):
+            return None
+        self._set_stage(draft, "greeting")
+        return draft if placement is not None and is_tied(placement.transport) else None
 
     def _pair(self) -> None:
         """Pair as soon as both have said what they are."""

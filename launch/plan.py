@@ -5,7 +5,7 @@ from typing import Final, Literal
 import msgspec
 
 from launch.restart import Restarts
-from protocol.config import Deadlines, DType, FrozenConfig, Positive
+from protocol.config import Deadlines, DType, FrozenConfig, HandOver, Positive
 from protocol.messages import DaemonRole, Stage
 
 
@@ -31,6 +31,9 @@ class Plan(FrozenConfig, frozen=True, kw_only=True):
     attach: Attach | None = None
     draft: str | None = None  # folder
     dtype: DType = "auto"
+    target_device: str = "cpu"  # or "cuda:N", or "cuda:<uuid>"
+    draft_device: str = "cpu"
+    hand_over: HandOver = "synchronise"  # of feature rows by a GPU
     exact: bool = False
     threads: int = 0  # per daemon; 0: as many as this process may use
     slots: Positive = 2

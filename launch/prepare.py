@@ -14,6 +14,7 @@ from launch.plan import Plan
 from protocol.checkpoints.draft_config import TargetFacts, check_pair, read_draft_config
 from protocol.checkpoints.target_config import read_model_config
 from protocol.config import DraftConfig, TargetConfig
+from protocol.gpu import check_devices
 
 NO_LIFE: Final = 0
 
@@ -27,25 +28,12 @@ class Prepared:
 
 
 def prepare(plan: Plan, run_dir: Path) -> Prepared:
-    """Raises CheckpointError, UnsupportedModel or DraftMismatch; starts and loads nothing.
+    """Raises ConfigError, CheckpointError, UnsupportedModel or DraftMismatch; loads nothing.
 
     The life is that of no start; `launch.starter` gives each its own.
     """
-    target = TargetConfig(
-        model=plan.model,
-        run_dir=str(run_dir),
-        life=NO_LIFE,
-        dtype=plan.dtype,
-        exact=plan.exact,
-        threads=plan.threads,
-        slots=plan.slots,
-        max_positions=plan.max_positions,
-        prefill_chunk=plan.prefill_chunk,
-        ring_window=plan.ring_window,
-        block_size=max(1, plan.widest),
-        rollback=plan.rollback,
-        log_level=plan.log_level,
-    )
+    check_devices({"--target-device": plan.target_device, "--draft-device": plan.draft_device})
+    target = _target(plan, run_dir)
     model = read_model_config(Path(plan.model))
     if plan.draft is None:
         return Prepared(target, None)
@@ -62,6 +50,27 @@ def prepare(plan: Plan, run_dir: Path) -> Prepared:
     )
 
 
+def _target(plan: Plan, run_dir: Path) -> TargetConfig:
+    return TargetConfig(
+        model=plan.model,
+        run_dir=str(run_dir),
+        life=NO_LIFE,
+        dtype=plan.dtype,
+        device=plan.target_device,
+        draft_device=plan.draft_device,
+        hand_over=plan.hand_over,
+        exact=plan.exact,
+        threads=plan.threads,
+        slots=plan.slots,
+        max_positions=plan.max_positions,
+        prefill_chunk=plan.prefill_chunk,
+        ring_window=plan.ring_window,
+        block_size=max(1, plan.widest),
+        rollback=plan.rollback,
+        log_level=plan.log_level,
+    )
+
+
 def draft_config(plan: Plan, run_dir: Path) -> DraftConfig:
     """The draft's alone, of a plan that names one; nothing is read."""
     return DraftConfig(
@@ -69,6 +78,7 @@ def draft_config(plan: Plan, run_dir: Path) -> DraftConfig:
         run_dir=str(run_dir),
         life=NO_LIFE,
         dtype=plan.dtype,
+        device=plan.draft_device,
         threads=plan.threads,
         slots=plan.slots,
         context_window=plan.draft_context,

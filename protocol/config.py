@@ -11,6 +11,7 @@ from protocol.errors import ConfigError
 
 Positive = Annotated[int, Meta(ge=1, le=1 << 30)]
 Timeout = Annotated[float, Meta(gt=0.0, le=86400.0)]
+HandOver = Literal["synchronise", "event"]
 DType = Literal["auto", "float32", "bfloat16"]
 Config = TypeVar("Config", bound="FrozenConfig")
 
@@ -58,6 +59,9 @@ class TargetConfig(FrozenConfig, frozen=True, kw_only=True):
     life: int  # of a service, whose supervisor gives it: any
     service: bool = False  # a process of its own, with no supervisor for a parent
     dtype: DType = "auto"
+    device: str = "cpu"  # or "cuda:N", as this process counts, or "cuda:<uuid>"
+    draft_device: str = "cpu"  # of the draft that will come: it decides where the ring lies
+    hand_over: HandOver = "synchronise"  # of a GPU's rows: wait for them, or record an event
     exact: bool = False
     threads: int = 0  # 0: as many as this process may use
     slots: Positive = 2
@@ -81,6 +85,7 @@ class DraftConfig(FrozenConfig, frozen=True, kw_only=True):
     life: int  # of a service, whose supervisor gives it: any
     service: bool = False  # a process of its own, with no supervisor for a parent
     dtype: DType = "auto"
+    device: str = "cpu"  # or "cuda:N", as this process counts, or "cuda:<uuid>"
     threads: int = 0
     slots: Positive = 2
     context_window: Positive = 4096  # the seed's draft_ctx_max

@@ -5,6 +5,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Literal
 
+from protocol.gpu import CPU, is_gpu
+
 FAST_BF16_FLAGS: Final = ("amx_bf16", "avx512_bf16")
 
 
@@ -27,9 +29,12 @@ def fast_bf16() -> bool:
     return any(flag in flags() for flag in FAST_BF16_FLAGS)
 
 
-def resolve_dtype(name: str) -> Literal["float32", "bfloat16"]:
-    """``auto`` is bf16 where the processor is fast at it, else fp32; anything else is honoured."""
-    if name == "bfloat16" or (name == "auto" and fast_bf16()):
+def resolve_dtype(name: str, device: str = CPU) -> Literal["float32", "bfloat16"]:
+    """``auto`` is bf16 where the device is fast at it, else fp32; anything else is honoured.
+
+    Every GPU that this program is for (Ampere and later) is fast at it.
+    """
+    if name == "bfloat16" or (name == "auto" and (is_gpu(device) or fast_bf16())):
         return "bfloat16"
     return "float32"
 

@@ -6,14 +6,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from protocol.messages import HostFacts
+from protocol.messages import GpuFacts, HostFacts
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 NAMESPACES: Final = Path("/proc/self/ns")
 PACKAGES: Final = ("dflash-daemons", "torch", "numpy", "pyzmq", "msgspec")
 
 
-def gather(device: str, threads: int, listens: str = "") -> HostFacts:
+def gather(device: str, threads: int, listens: str = "", gpu: GpuFacts | None = None) -> HostFacts:
     """Return the facts of this process, which computes on `device` with `threads` threads.
 
     `listens` is its address on a network, or empty.
@@ -28,6 +28,7 @@ def gather(device: str, threads: int, listens: str = "") -> HostFacts:
         threads=threads,
         listens=listens,
         versions=versions(),
+        gpu=gpu,
     )
 
 

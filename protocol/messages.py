@@ -118,6 +118,17 @@ class Leave(LinkMessage, frozen=True, kw_only=True):
     reason: Text
 
 
+class GpuFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The GPU that a daemon computes on; `obstacle` says why its memory cannot be shared."""
+
+    uuid: Name  # "GPU-..." or "MIG-...", the same in every process
+    name: Name
+    driver: Name  # the CUDA version that the driver speaks
+    mig: bool  # an instance of a GPU, which shares memory with no other instance
+    mps: bool  # several processes compute on it at once, and can take each other down
+    obstacle: Text = ""  # empty: none
+
+
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a daemon runs; `protocol.placement` chooses the transport from two of these."""
 
@@ -129,6 +140,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     threads: Count
     listens: Name = ""  # a tcp:// address; empty: a socket file
     versions: Annotated[dict[Name, Name], Meta(max_length=128)]
+    gpu: GpuFacts | None = None
 
 
 class TargetHello(LinkMessage, frozen=True, kw_only=True):

@@ -9,9 +9,27 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.errors import TransportRefused
-from protocol.messages import HostFacts
+from protocol.gpu import is_gpu
+from protocol.messages import GpuFacts, HostFacts
 
 AUTO: Final = "auto"
+
+
+def host_transport(target_device: str, draft_device: str, listens: str = "") -> str:
+    """The transport whose half a target offers that computes there; `choose` still has its say.
+
+    Who comes over a network, where it `listens`, cannot map anything of its process.
+    """
+    if listens:
+        return "tcp"
+    if not is_gpu(target_device):
+        return "shm"
+    return "cuda-ipc" if is_gpu(draft_device) else "cuda-host"
+
+
+def is_tied(transport: str) -> bool:
+    """Whether a draft must end with the target that it is paired with."""
+    return any(rule.tied for rule in RULES if rule.name == transport)
 
 
 @dataclass(frozen=True)
@@ -31,6 +49,7 @@ class Rule:
     obstacle: Callable[[HostFacts, HostFacts], str]
     remedy: str
     reason: str  # why it is right where nothing stands against it
+    tied: bool = False  # a draft must not outlive its target: what it maps is poison then
 
 
 def _another_machine(target: HostFacts, draft: HostFacts) -> str:
@@ -43,11 +62,61 @@ def _another_machine(target: HostFacts, draft: HostFacts) -> str:
 
 
 def _shm(target: HostFacts, draft: HostFacts) -> str:
+    if is_gpu(target.device):
+        return f"the target's rows are on a GPU ({target.device})"
+    return _apart(target, draft)
+
+
+def _apart(target: HostFacts, draft: HostFacts) -> str:
     if target.listens:
         return f"the target is met over a network, at {target.listens}, and shares no memory"
-    if target.device != "cpu" and draft.device != "cpu":
-        return f"target and draft are both on GPUs ({target.device}, {draft.device})"
     return _another_machine(target, draft)
+
+
+def _cuda_ipc(target: HostFacts, draft: HostFacts) -> str:
+    for role, facts in (("target", target), ("draft", draft)):
+        if not is_gpu(facts.device):
+            return f"the {role} computes on the CPU"
+    apart = _apart(target, draft) or _namespaces(target, draft)
+    return apart or _gpus(target.gpu, draft.gpu)
+
+
+def _namespaces(target: HostFacts, draft: HostFacts) -> str:
+    """CUDA finds the exporting process by its id, and its events in /dev/shm."""
+    for kind, one, other in (
+        ("pid", target.pid_namespace, draft.pid_namespace),
+        ("ipc", target.ipc_namespace, draft.ipc_namespace),
+    ):
+        if one != other or not one:
+            return (
+                f"the daemons are in different {kind} namespaces ({one or 'unknown'}, "
+                f"{other or 'unknown'}); start the containers with --{kind}=host, or with "
+                f"--{kind}=container:TARGET"
+            )
+    return ""
+
+
+def _gpus(target: GpuFacts | None, draft: GpuFacts | None) -> str:
+    if target is None or draft is None:
+        return "a daemon does not say what its GPU can do"
+    if target.obstacle or draft.obstacle:
+        return target.obstacle or draft.obstacle
+    if target.uuid != draft.uuid and (target.mig or draft.mig):
+        return (
+            f"{target.uuid} and {draft.uuid} are different MIG instances, which share no memory; "
+            "put both daemons on one"
+        )
+    if target.driver != draft.driver:
+        return f"the daemons see different drivers ({target.driver}, {draft.driver})"
+    return ""
+
+
+def _cuda_host(target: HostFacts, draft: HostFacts) -> str:
+    if not is_gpu(target.device):
+        return "the target computes on the CPU"
+    if is_gpu(draft.device):
+        return f"the draft is on a GPU as well ({draft.device})"
+    return _apart(target, draft)
 
 
 def _local(target: HostFacts, draft: HostFacts) -> str:
@@ -70,15 +139,23 @@ RULES: Final = (
         name="shm",
         automatic=True,
         obstacle=_shm,
-        remedy="run both daemons on one machine, at least one of them on its CPU",
+        remedy="run both daemons on one machine, the target on its CPU",
         reason="both daemons run under one kernel and can share memory",
     ),
     Rule(
         name="cuda-ipc",
         automatic=True,
-        obstacle=_missing("this version has no memory on a GPU that two processes share"),
-        remedy="run the draft on the CPU and use shm",
+        obstacle=_cuda_ipc,
+        remedy="or run the draft on the CPU (--draft-device cpu)",
         reason="both daemons are on GPUs of one machine",
+        tied=True,
+    ),
+    Rule(
+        name="cuda-host",
+        automatic=True,
+        obstacle=_cuda_host,
+        remedy="run both daemons on one machine, the target on a GPU and the draft on the CPU",
+        reason="the target's rows are copied once, from its GPU into memory that both share",
     ),
     Rule(
         name="tcp",

@@ -63,6 +63,12 @@ class Capture:
             self.columns, self._paused = columns, False
 
 
+def publish(ring: RingView | None, slot: int, start: int, stop: int) -> None:
+    """Rows ``start .. stop - 1`` may be read by whoever gets the reply that follows."""
+    if ring is not None:
+        ring.publish(slot, start, stop)
+
+
 def open_capture(
     host: FeatureHost,
     *,

@@ -89,7 +89,8 @@ class _Probe:
         key, value = (torch.randn(size, generator=generator) for _ in range(2))
         key[:, :, :, 1], value[:, :, :, 1] = key[:, :, :, 0], -value[:, :, :, 0]
         self._key, self._value = (
-            rows.view(1, shape.kv_heads, longest, -1).to(shape.dtype) for rows in (key, value)
+            rows.view(1, shape.kv_heads, longest, -1).to(shape.device, shape.dtype)
+            for rows in (key, value)
         )
         self._queries = [
             torch.randn(1, shape.kv_heads, width * shape.group, shape.head_dim, generator=generator)
@@ -128,13 +129,11 @@ class _Probe:
 
     def _attend(self, key: Tensor, value: Tensor, seen: list[int]) -> list[Tensor]:
         length = padded_length(seen[-1] + 1, self._longest, self._multiple)
-        mask = torch.full((1, length), -torch.inf, dtype=key.dtype)
+        mask = torch.full((1, length), -torch.inf, dtype=key.dtype, device=key.device)
         mask[:, seen] = 0.0
         scale = key.shape[-1] ** -0.5
         rows = (key[:, :, :length], value[:, :, :length])
         return [
-            attend_folded(
-                query.to(key.dtype), *rows, mask.repeat(query.shape[2], 1)[None, None], scale
-            )
+            attend_folded(query.to(key), *rows, mask.repeat(query.shape[2], 1)[None, None], scale)
             for query in self._queries
         ]

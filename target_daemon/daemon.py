@@ -34,17 +34,16 @@ from protocol.messages import (
     Verified,
     Verify,
 )
+from protocol.placement import host_transport
 from protocol.state import AnyTargetRequest, FeatureReply, TargetReply
 from protocol.transports.base import FeatureHost
-from protocol.transports.shared_memory import SharedMemory
-from protocol.transports.tcp import Tcp
+from protocol.transports.devices import HOST, Device, open_device
+from protocol.transports.registry import find_transport
 from target_daemon.checks import Limits
 from target_daemon.engine import Engine
 from target_daemon.families.base import NativeTarget, load_target
 from target_daemon.lending import Lender
-from target_daemon.memory_plan import available, plan
-
-DEVICE: Final = "cpu"
+from target_daemon.memory_plan import Available, available, plan
 
 # What the messages can carry, or a thread pool can be; the memory plan bounds the rest.
 BOUNDS: Final = {
@@ -60,8 +59,14 @@ class TargetDaemon:
     """Answers the target link's messages over a loaded target, and serves its ring."""
 
     def __init__(
-        self, config: TargetConfig, target: NativeTarget, host: FeatureHost, load_seconds: float
+        self,
+        config: TargetConfig,
+        target: NativeTarget,
+        host: FeatureHost,
+        load_seconds: float,
+        device: Device = HOST,
     ) -> None:
+        self._device = device
         self._config = config
         self._target = target
         self._host = host
@@ -124,7 +129,12 @@ class TargetDaemon:
             draft_life=hello.draft_life,
             wire_version=WIRE_VERSION,
             nonce=hello.nonce,
-            host=gather(DEVICE, torch.get_num_threads(), self._config.listen),
+            host=gather(
+                self._device.name,
+                torch.get_num_threads(),
+                self._config.listen,
+                self._device.facts,
+            ),
             model_type=target.model_type,
             dtype=str(target.dtype).removeprefix("torch."),
             hidden_size=target.hidden_size,
@@ -165,16 +175,23 @@ def load_daemon(config: TargetConfig, progress: Progress) -> Iterator[TargetDaem
     started = perf_counter()
     _check(config)
     torch.set_num_threads(config.threads or usable_cores())
+    device = open_device(config.device)
     model = read_model_config(Path(config.model))
-    plan(model, config, resolve_dtype(config.dtype)).check(available())
-    # Who comes over a network cannot map anything of this process.
-    host = (Tcp if config.listen else SharedMemory).host(Path(config.run_dir))
+    plan(model, config, resolve_dtype(config.dtype, config.device)).check(_memory(device))
+    offered = host_transport(config.device, config.draft_device, config.listen)
+    host = find_transport(offered).host(Path(config.run_dir), device.name, config.hand_over)
     try:
-        target = load_target(config, host, progress)
+        target = load_target(config, host, progress, device.torch)
         _run_once(target)
-        yield TargetDaemon(config, target, host, perf_counter() - started)
+        yield TargetDaemon(config, target, host, perf_counter() - started, device)
     finally:
         host.close()
+
+
+def _memory(device: Device) -> Available:
+    if device.free_bytes is None:
+        return available()
+    return Available(device.free_bytes, f"free memory of {device.name}")
 
 
 def _check(config: TargetConfig) -> None:

@@ -32,13 +32,8 @@ from protocol.messages import (
     VerifyItem,
 )
 from protocol.transports.base import RingView
-from target_daemon.checks import (
-    Limits,
-    check_block,
-    check_chunk,
-    check_replay,
-    check_vocabulary,
-)
+from target_daemon.capture import publish
+from target_daemon.checks import Limits, check_block, check_chunk, check_replay, check_vocabulary
 from target_daemon.failures import typed_failures
 from target_daemon.kept import KeptState
 from target_daemon.logprobs import raw_logprobs
@@ -111,6 +106,7 @@ class Engine:
         token, logprobs = self._run_chunk(sequence, item, ids)
         finish: Finish = "stop" if token in sequence.stops else ""
         stop = item.start + len(ids)
+        publish(self._ring, sequence.slot, item.start, stop)
         sequence.committed, sequence.prefilled, sequence.finish = stop, item.last, finish
         return PrefilledItem(
             sequence=item.sequence,
@@ -140,6 +136,7 @@ class Engine:
             stop = min(start + self._limits.max_width, len(ids) - 1)
             mismatches += self._run_again(sequence, ids[start : stop + 1])
         sequence.finish = ""
+        publish(self._ring, sequence.slot, item.base_pos, sequence.committed)
         return ReplayedItem(
             sequence=item.sequence,
             round=item.round,
@@ -167,6 +164,7 @@ class Engine:
             block = tree_block(target, block, unpack_tokens(item.parents))
         judgement, logprobs = self._decide(sequence, block, item.budget)
         emitted = judgement.emitted
+        publish(self._ring, sequence.slot, item.base_pos, item.base_pos + len(emitted))
         sequence.committed += len(emitted)
         stop = sequence.committed + 1
         sequence.tokens[stop - len(emitted) : stop] = torch.tensor(emitted)

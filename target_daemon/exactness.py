@@ -15,6 +15,7 @@ from torch import Tensor
 from protocol.errors import ExactUnavailable
 from protocol.kernels.attention import KEY_MULTIPLE, attend_folded, causal_mask, padded_length
 
+HOST: Final = torch.device("cpu")
 REFERENCE: Final = 8  # the width that others are compared with
 WIDE: Final = (16, 32)  # prompt passes that may agree with it
 BASE: Final = 59  # blocks of the probe cross a multiple of 64 and start off any
@@ -82,6 +83,7 @@ class AttentionShape:
     head_dim: int
     capacity: int
     dtype: torch.dtype
+    device: torch.device = HOST
 
 
 def settle(
@@ -186,7 +188,7 @@ def _key_multiple(shape: AttentionShape, widest: int) -> int | None:
 
     def random(rows: int) -> Tensor:
         values = torch.randn(1, shape.kv_heads, rows, shape.head_dim, generator=generator)
-        return values.to(shape.dtype)
+        return values.to(shape.device, shape.dtype)
 
     key, value = random(longest), random(longest)
     query = random(widest * shape.group).view(shape.kv_heads, shape.group, widest, shape.head_dim)
@@ -202,6 +204,7 @@ def _key_multiple(shape: AttentionShape, widest: int) -> int | None:
             window=None,
             group=shape.group,
             dtype=shape.dtype,
+            device=shape.device,
         )[None, None]
         scale = shape.head_dim**-0.5
         out = attend_folded(part, key[:, :, :length], value[:, :, :length], mask, scale)

@@ -3,9 +3,12 @@
 import platform
 from typing import Any
 
+import msgspec
 import torch
 
 from protocol import cpu
+from protocol.errors import Unavailable
+from protocol.transports.devices import survey
 
 
 def gather() -> dict[str, Any]:
@@ -21,12 +24,16 @@ def gather() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "usable_cores": cpu.usable_cores(),
         "cuda": torch.version.cuda,
-        "devices": ["cpu", *_gpus()],
+        "gpus": _gpus(),
     }
 
 
-def _gpus() -> list[str]:
-    if not torch.cuda.is_available():
-        return []
-    properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return [f"cuda:GPU-{each.uuid} ({each.name})" for each in properties]
+def _gpus() -> dict[str, Any]:
+    """Every GPU that this process sees and what stands against sharing it, or why there is none."""
+    try:
+        found, nothing = survey()
+    except Unavailable as error:
+        found, nothing = (), str(error)
+    if nothing:
+        return {"none": nothing}
+    return {f"cuda:{number}": msgspec.to_builtins(facts) for number, facts in enumerate(found)}

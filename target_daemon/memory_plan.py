@@ -14,6 +14,7 @@ from protocol.checkpoints.target_config import ModelConfig
 from protocol.checkpoints.tensors import open_tensors
 from protocol.config import TargetConfig
 from protocol.errors import InsufficientMemory
+from protocol.gpu import is_gpu
 
 SIZES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 ID_BYTES: Final = 8
@@ -105,6 +106,7 @@ def _lines(
         *_weights(model, dtype),
         _key_values(model, config.slots, positions, size),
         _ring(model, config, size),
+        *_exported(model, config, size),
         _context(model, config.slots, positions, size),
         _working(model, config, positions, size),
     )
@@ -175,6 +177,13 @@ def _ring(model: ModelConfig, config: TargetConfig, size: int) -> Line:
         (len(config.taps) * model.hidden_size, "wide"),
         (size, "bytes"),
     )
+
+
+def _exported(model: ModelConfig, config: TargetConfig, size: int) -> Iterator[Line]:
+    """On a GPU a draft may write what it maps, so that it gets copies of embedding and head."""
+    if is_gpu(config.device) and config.taps:
+        table = ((model.vocab_size, "ids"), (model.hidden_size, "wide"), (size, "bytes"))
+        yield _line("embedding and head, exported", (2, "tables"), *table)
 
 
 def _context(model: ModelConfig, slots: int, positions: int, size: int) -> Line:

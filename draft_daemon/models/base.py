@@ -19,6 +19,7 @@ class DraftNetwork(ABC):
     """Weights and forward passes; holds no sequence's state."""
 
     dtype: torch.dtype
+    device: torch.device
     needs_logits: ClassVar[bool] = False  # of the target's head: for a head that corrects them
 
     @classmethod

@@ -76,6 +76,7 @@ class DFlash(DraftNetwork):
         layers: tuple[Layer, ...],
     ) -> None:
         self.dtype = dtype
+        self.device = front.fuse.weight.device
         self._config = config
         self._front = front
         self._layers = layers
@@ -120,7 +121,7 @@ class DFlash(DraftNetwork):
 
     def project_context(self, features: Tensor, start: int) -> tuple[Tensor, Tensor]:
         config, front, rows = self._config, self._front, features.shape[0]
-        context = front.norm(front.fuse(features.to(self.dtype)))
+        context = front.norm(front.fuse(features.to(self.device, self.dtype)))
         shape = (rows, len(self._layers), config.num_kv_heads, config.head_dim)
         both = front.keys_values(context).view(rows, 2, -1, config.head_dim)
         keys = front.key_norm(both[:, 0])
@@ -168,7 +169,12 @@ class DFlash(DraftNetwork):
         config = self._config
         self._positions = min(positions, config.max_positions)
         angles = table(
-            config.head_dim, config.rope_theta, self._positions, self.dtype, config.rope_scaling
+            config.head_dim,
+            config.rope_theta,
+            self._positions,
+            self.dtype,
+            config.rope_scaling,
+            self.device,
         )
         return Turner(angles, self.dtype)
 
@@ -224,8 +230,9 @@ class _Builder:
             self._turned(f"{name}.weight", self._get(f"{name}.weight")).expand(heads, -1)
             for name, heads in names
         ]
-        unit = pack_norm(torch.ones(config.head_dim), config.rms_norm_eps, self._dtype)
         weight = torch.cat(rows).to(self._dtype)
+        ones = torch.ones(config.head_dim, device=weight.device)
+        unit = pack_norm(ones, config.rms_norm_eps, self._dtype)
         if self._dtype == torch.float32:
             # The norm's own scale, sqrt(head_dim) in fp32, is taken along with the weights.
             unit, weight = replace(unit, scaled=None), weight * config.head_dim**0.5

@@ -48,6 +48,7 @@ def _lines(facts: Facts) -> list[tuple[str, str]]:
         ("threads", " ".join((f"{cpu['usable_cores']} a daemon;", *threads))),
         ("memory", _memory(memory)),
         ("devices", ", ".join(facts["devices"])),
+        ("gpu sharing", _gpu(facts["gpu"])),
         ("transport", f"{facts['transport']['name']}: {facts['transport']['reason']}"),
         ("models", facts["home"]),
         ("run folders", facts["runtime"]["folder"] or facts["runtime"]["error"]),
@@ -58,6 +59,12 @@ def _lines(facts: Facts) -> list[tuple[str, str]]:
         if name != "error"
     ]
     return lines
+
+
+def _gpu(facts: Facts) -> str:
+    mps = "under MPS, where a fault of one daemon can end the other" if facts["mps"] else "no MPS"
+    names = f"{facts['pid_namespace']} {facts['ipc_namespace']}, which both daemons must share"
+    return f"{facts['obstacle'] or 'nothing known against it'}; {mps}; {names}"
 
 
 def _plain(value: object) -> str:

@@ -82,6 +82,9 @@ def _pair(options: Options, line: ProgressLine) -> AbstractContextManager[AnyPai
     plan = Plan(
         model=str(model.path),
         draft=None if draft is None else str(draft),
+        target_device=options.target_device,
+        draft_device=options.draft_device,
+        hand_over=options.hand_over,
         dtype=options.dtype,
         exact=options.exact,
         threads=options.threads,

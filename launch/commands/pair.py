@@ -13,13 +13,23 @@ from launch.drafts import resolve_draft
 from launch.models import LocalModel, resolve_model
 from launch.progress import progress_for
 from launch.store import default_home
-from protocol.config import DType
+from protocol.config import DType, HandOver
 from protocol.errors import UsageError
 
 # Settings that only a verb that loads a pair can honour.
-LOADING: Final = ("model", "draft", "dtype", "exact", "threads")
+DEVICES: Final = ("target_device", "draft_device", "hand_over")
+LOADING: Final = ("model", "draft", *DEVICES, "dtype", "exact", "threads")
 # Settings that are the daemons' own, where they run already.
-THEIRS: Final = ("draft", "draft_context", "dtype", "exact", "threads", "slots", "max_positions")
+THEIRS: Final = (
+    "draft",
+    "draft_context",
+    *DEVICES,
+    "dtype",
+    "exact",
+    "threads",
+    "slots",
+    "max_positions",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +38,9 @@ class PairOptions:
 
     model: str
     draft: str | None
+    target_device: str
+    draft_device: str
+    hand_over: HandOver
     dtype: DType
     exact: bool
     threads: int

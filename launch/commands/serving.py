@@ -130,6 +130,9 @@ def _daemons(options: Options) -> Plan:
     return Plan(
         model=str(model.path),
         draft=None if draft is None else str(draft),
+        target_device=options.target_device,
+        draft_device=options.draft_device,
+        hand_over=options.hand_over,
         dtype=options.dtype,
         exact=options.exact,
         threads=options.threads,

@@ -22,6 +22,7 @@ from launch.config_file import files_for, read_files
 from launch.models import DEFAULT_NAME
 from launch.policy import AUTO, FULL
 from launch.settings import PREFIX, Setting
+from protocol.gpu import CPU, DEVICE
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -57,6 +58,24 @@ class BlockWidth(click.ParamType):  # type: ignore[type-arg]  # generic from cli
         return int(click.IntRange(1, FULL).convert(value, param, ctx))
 
 
+class DeviceName(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+    """A device, as far as its name alone can tell."""
+
+    name = "device"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse what can be no device; whether it is there is found out later."""
+        text = str(value)
+        if not DEVICE.fullmatch(text):
+            self.fail(f"{text!r} is none of cpu, cuda:N and cuda:<uuid>", param, ctx)
+        return text
+
+
+def _device(name: str, about: str) -> Decorator:
+    kind, shown = DeviceName(), "cpu|cuda:N"
+    return _option(name, type=kind, metavar=shown, default=CPU, show_default=True, help=about)
+
+
 SETTINGS: Final[dict[str, Decorator]] = {
     "model": _option(
         "--model",
@@ -84,6 +103,15 @@ SETTINGS: Final[dict[str, Decorator]] = {
     ),
     "exact": _option(
         "--exact", is_flag=True, help="The text cannot depend on the draft, or refuse."
+    ),
+    "target_device": _device("--target-device", "Where the target computes."),
+    "draft_device": _device("--draft-device", "Where the draft computes."),
+    "hand_over": _option(
+        "--hand-over",
+        type=click.Choice(["synchronise", "event"]),
+        default="synchronise",
+        show_default=True,
+        help="How a GPU's feature rows reach the draft: waited for, or by an event.",
     ),
     "keys": _option(
         "--keys",

@@ -9,7 +9,8 @@ from protocol.core_dumps import refuse_core_dumps
 
 
 @click.command(name="supervisor")
-@settings("model", "draft", "draft_context", "dtype", "exact", "threads")
+@settings("model", "draft", "draft_context")
+@settings("target_device", "draft_device", "hand_over", "dtype", "exact", "threads")
 @settings("slots", "max_positions")
 @click.option(
     "--max-waiting",

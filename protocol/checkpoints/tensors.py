@@ -74,6 +74,29 @@ def open_tensors(path: Path) -> TensorSource:
     raise CheckpointError(f"{path}: neither {SINGLE} nor {INDEX} is there")
 
 
+class OnDevice(TensorSource):
+    """`source`, whose tensors come on `device`; on the CPU they are what they were.
+
+    Weights decide where everything made of them lies: products, norms, and what they compute.
+    """
+
+    def __init__(self, source: TensorSource, device: torch.device) -> None:
+        self._source = source
+        self._device = device
+
+    def names(self) -> frozenset[str]:
+        return self._source.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._source.shape(name)
+
+    def get(self, name: str) -> Tensor:
+        return self._source.get(name).to(self._device)
+
+    def close(self) -> None:
+        self._source.close()
+
+
 class SafeTensors(TensorSource):
     """One or more safetensors files; with an index, the file named there must hold the tensor."""
 

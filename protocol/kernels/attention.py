@@ -39,16 +39,23 @@ def attend_folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale
 
 
 def causal_mask(
-    base: int, rows: int, length: int, *, window: int | None, group: int, dtype: torch.dtype
+    base: int,
+    rows: int,
+    length: int,
+    *,
+    window: int | None,
+    group: int,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
 ) -> Tensor:
     """Additive mask [group * rows, length]: row ``i`` sees columns up to ``base + i``.
 
     A window counts the row's own position, as in published configs.
     """
-    position = torch.arange(base, base + rows)[:, None]
-    column = torch.arange(length)
+    position = torch.arange(base, base + rows, device=device)[:, None]
+    column = torch.arange(length, device=device)
     closed = column > position
     if window is not None:
         closed |= column <= position - window
-    mask = torch.zeros(rows, length, dtype=dtype).masked_fill_(closed, -torch.inf)
+    mask = torch.zeros(rows, length, dtype=dtype, device=device).masked_fill_(closed, -torch.inf)
     return mask.repeat(group, 1)

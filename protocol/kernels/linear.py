@@ -8,6 +8,7 @@ oneDNN wants them. ADR 0002 has the measurements.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import torch
@@ -57,13 +58,15 @@ def fuse(
     """Lay several weights [out_i, in] out as one of `shape` [sum of out_i, in].
 
     `weights` may be a generator: each is copied into place before the next is asked for, so that
-    reading from a mapped file never holds a second copy.
+    reading from a mapped file never holds a second copy. The result lies on the device of the
+    first.
     """
-    transposed = TRANSPOSED[dtype]
-    packed = torch.empty(shape[::-1] if transposed else shape, dtype=dtype)
+    transposed, every = TRANSPOSED[dtype], iter(weights)
+    first = next(every)
+    packed = torch.empty(shape[::-1] if transposed else shape, dtype=dtype, device=first.device)
     rows = packed.t() if transposed else packed
     start = 0
-    for weight in weights:
+    for weight in chain((first,), every):
         stop = start + weight.shape[0]
         rows[start:stop].copy_(weight)
         start = stop

@@ -40,7 +40,8 @@ class RmsNorm:
 def pack_norm(weight: Tensor, eps: float, dtype: torch.dtype) -> RmsNorm:
     """Prepare `weight` [size] for `dtype`; shares no memory with it."""
     own, size = weight.to(dtype, copy=True), weight.shape[0]
-    return RmsNorm(own, eps, own * math.sqrt(size), torch.tensor(math.sqrt(size * eps)))
+    floor = torch.tensor(math.sqrt(size * eps), device=weight.device)
+    return RmsNorm(own, eps, own * math.sqrt(size), floor)
 
 
 def fold(norm: RmsNorm, product: Linear) -> RmsNorm:

@@ -49,7 +49,8 @@ class Turner:
 
     def gather(self, positions: Tensor) -> tuple[Tensor, ...]:
         """What `turn_` needs for `positions` [n] in any order."""
-        return tuple(angle.index_select(0, positions) for angle in self._angles)
+        at = positions.to(self._angles[0].device)
+        return tuple(angle.index_select(0, at) for angle in self._angles)
 
     def turn_(self, x: Tensor, angles: tuple[Tensor, ...]) -> None:
         """Rotate `x` [n, heads, head_dim] in place, by `angles` from `at`."""
@@ -78,14 +79,19 @@ def table(
     positions: int,
     dtype: torch.dtype,
     scaling: Mapping[str, Any] | None = None,
+    device: torch.device | None = None,
 ) -> RopeTable:
-    """Build the table in float64 and round once; `scaling` is the checkpoint's own dictionary."""
+    """Build the table in float64 and round once; `scaling` is the checkpoint's own dictionary.
+
+    It is computed on the host, so that it is the same on every device.
+    """
     frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     frequency = _scale(frequency, scaling or {})
     angle = torch.arange(positions, dtype=torch.float64)[:, None] * frequency[None, :]
     cos, sin = angle.cos(), angle.sin()
     return RopeTable(
-        torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+        torch.cat((cos, cos), dim=-1).to(device, dtype),
+        torch.cat((-sin, sin), dim=-1).to(device, dtype),
     )
 
 

@@ -9,19 +9,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
 
+from protocol.config import HandOver
 from protocol.errors import FeatureExpired, ProtocolError, TransportRefused
 from protocol.feature_ring import RingShape, oldest_valid, spans
+from protocol.gpu import CPU
 from protocol.keyring import Keyring
 from protocol.messages import Attached
 
 NO_OWNER: Final = -1
-CPU: Final = "cpu"
-HandOver = Literal["synchronise", "event"]
 
 
 def _nothing(slot: int, start: int, stop: int) -> None:

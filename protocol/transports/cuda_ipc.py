@@ -19,7 +19,7 @@ from torch import Tensor
 
 from protocol import arena_layout, sealed_memory
 from protocol.arena_layout import Ask, Layout, Probed
-from protocol.config import RING_SOCKET, Deadlines
+from protocol.config import RING_SOCKET, Deadlines, HandOver
 from protocol.errors import InternalError
 from protocol.feature_ring import RingShape, spans
 from protocol.ring_server import Offer, RingServer
@@ -29,7 +29,6 @@ from protocol.transports.base import (
     FeatureGuest,
     FeatureHost,
     FeatureTransport,
-    HandOver,
     RingView,
     Rows,
     WeightSpec,

@@ -10,15 +10,14 @@ from typing import ClassVar, Final
 
 from torch import Tensor
 
-from protocol.config import RING_SOCKET
+from protocol.config import RING_SOCKET, HandOver
 from protocol.errors import InternalError, StaleMessage, TransportRefused
 from protocol.feature_ring import RingShape
+from protocol.gpu import CPU
 from protocol.transports.base import (
-    CPU,
     FeatureGuest,
     FeatureHost,
     FeatureTransport,
-    HandOver,
     RingView,
     Rows,
     check_cpu,

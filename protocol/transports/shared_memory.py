@@ -14,17 +14,16 @@ from torch import Tensor
 
 from protocol import arena_layout, ring_socket, sealed_memory
 from protocol.arena_layout import Ask, Layout, Place, Refusal
-from protocol.config import RING_SOCKET
+from protocol.config import RING_SOCKET, HandOver
 from protocol.errors import InternalError, from_wire
 from protocol.feature_ring import RingShape
+from protocol.gpu import CPU
 from protocol.ring_server import Offer, RingServer
 from protocol.transports.base import (
-    CPU,
     NO_OWNER,
     FeatureGuest,
     FeatureHost,
     FeatureTransport,
-    HandOver,
     RingView,
     Rows,
     WeightSpec,

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from protocol.codec import pack_tokens, unpack_tokens
+from protocol.config import HandOver
 from protocol.errors import (
     ProtocolError,
     StaleMessage,
     TransportRefused,
 )
 from protocol.feature_ring import RingShape
+from protocol.gpu import CPU
 from protocol.messages import (
     MAX_RAW_BYTES,
     WIRE_VERSION,
@@ -32,11 +34,9 @@ from protocol.messages import (
 )
 from protocol.messages import Rows as RowsWanted
 from protocol.transports.base import (
-    CPU,
     FeatureGuest,
     FeatureHost,
     FeatureTransport,
-    HandOver,
     RemoteTarget,
     RingView,
     Rows,
@@ -164,7 +164,7 @@ class TcpGuest(FeatureGuest, RemoteTarget):
 
     def project(self, hidden: Tensor) -> tuple[int, ...]:
         """As many messages as the rows need, asked for together."""
-        wide = hidden.float().contiguous()
+        wide = hidden.to("cpu", torch.float32).contiguous()
         parts = wide.split(rows_per_frame(FLOAT_BYTES * wide.shape[1]))
         asks = [
             Project(

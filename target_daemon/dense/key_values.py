@@ -7,6 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+HOST: Final = torch.device("cpu")
 ROW_MULTIPLE: Final = 512  # capacity, so that padded K lengths always fit
 
 
@@ -25,11 +26,13 @@ class KeyValues:
         head_dim: int,
         rows: int,
         dtype: torch.dtype,
+        device: torch.device = HOST,
     ) -> None:
         self.capacity = -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
         self._layers, self._heads, self._dim = layers, kv_heads, head_dim
         shape = (slots, layers, 2, kv_heads, self.capacity, head_dim)
-        self._slots = _lazy_zeros(shape, dtype).unbind(0)
+        made = _lazy_zeros(shape, dtype) if device == HOST else _zeros(shape, dtype, device)
+        self._slots = made.unbind(0)
 
     def writers(self, slot: int, base: int, rows: int) -> Sequence[Tensor]:
         """Rows ``base ..`` of every layer: keys and values [2, kv_heads, rows, head_dim]."""
@@ -49,20 +52,26 @@ class KeyValues:
         first = next((at for at, place in enumerate(places) if place != at), len(places))
         if first < len(places):
             rows = self._slots[slot]
-            moved = rows.index_select(3, torch.tensor(places[first:]) + base)
+            taken = torch.tensor(places[first:]) + base
+            moved = rows.index_select(3, taken.to(rows.device))
             rows.narrow(3, base + first, len(places) - first).copy_(moved)
 
     def save(self, slot: int, base: int, rows: int) -> Tensor:
         """A copy of rows ``base ..`` of every layer."""
         return self._slots[slot].narrow(3, base, rows).clone()
 
-    def restore(self, slot: int, base: int, saved: Tensor) -> None:
-        """Write back what `save` returned."""
-        self._slots[slot].narrow(3, base, saved.shape[3]).copy_(saved)
+    def fill_with_noise(self, slot: int, rows: int, generator: torch.Generator) -> None:
+        """Normal numbers in the first `rows` of every layer, the same on every device."""
+        past = self._slots[slot].narrow(3, 0, rows)
+        past.copy_(torch.empty(past.shape, dtype=past.dtype).normal_(generator=generator))
 
     def clear(self, slot: int, base: int, rows: int) -> None:
         """Zero rows ``base .. base + rows - 1`` of every layer, as far as they exist."""
         self._slots[slot].narrow(3, base, min(rows, self.capacity - base)).zero_()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -99,6 +99,7 @@ class DenseTarget(NativeTarget):
             head_dim=model.head_dim,
             rows=self.max_positions + max(config.block_size, *WIDE),
             dtype=self.dtype,
+            device=request.device,
         )
         capacity, scaling = self.key_values.capacity, model.rope_scaling
         self._attention = AttentionShape(
@@ -107,8 +108,9 @@ class DenseTarget(NativeTarget):
             head_dim=model.head_dim,
             capacity=capacity,
             dtype=self.dtype,
+            device=request.device,
         )
-        angles = table(model.head_dim, layout.theta, capacity, self.dtype, scaling)
+        angles = table(model.head_dim, layout.theta, capacity, self.dtype, scaling, request.device)
         turner = Turner(angles, self.dtype)
         self._stack = Stack(model, self.weights, self.key_values, self._capture, turner, self.dtype)
         self._tree: tuple[int, Tree] | None = None  # of the last tree forward, and its slot
@@ -118,6 +120,7 @@ class DenseTarget(NativeTarget):
         model, config = request.model, request.config
         self.model_type = model.model_type
         self.dtype = request.dtype
+        self._device = request.device
         self.hidden_size = model.hidden_size
         self.num_layers = model.num_layers
         self.vocab_size = self.padded_vocab_size = model.vocab_size
@@ -187,6 +190,7 @@ class DenseTarget(NativeTarget):
         self, slot: int, tokens: Tensor, base_pos: int, logits: Logits
     ) -> Tensor | None:
         count, multiple = tokens.shape[0], self.widths.key_multiple
+        tokens = tokens.to(self._device)
         answers: list[Tensor] = []
         for start, stop, rows in self.widths.passes(count):
             wanted = "none" if logits == "last" and stop < count else logits
@@ -209,7 +213,7 @@ class DenseTarget(NativeTarget):
         places = self._columns.place(base_pos, parents)
         if NOWHERE in places:
             raise ValueError("a row that `tree_rows` leaves out")
-        tree = Tree(base_pos, parents, places)
+        tokens, tree = tokens.to(self._device), Tree(base_pos, parents, places)
         self._tree = slot, tree
         answers = []
         for start, stop, rows in self.widths.passes(tokens.shape[0]):
@@ -248,8 +252,7 @@ class DenseTarget(NativeTarget):
         base = min(BASE, max(0, self.max_positions - REFERENCE))
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(self.vocab_size, (rows,), generator=generator)
-        past = self.key_values.save(PROBE_SLOT, 0, base)
-        self.key_values.restore(PROBE_SLOT, 0, past.normal_(generator=generator))
+        self.key_values.fill_with_noise(PROBE_SLOT, base, generator)
         try:
             with self._capture.paused():
                 return settle(

@@ -25,8 +25,8 @@ class Places(ABC):
         """What `turner` needs for the rows' positions."""
 
     @abstractmethod
-    def mask(self, length: int, window: int | None, dtype: torch.dtype, group: int) -> Tensor:
-        """Additive mask [group * rows, length]."""
+    def mask(self, length: int, window: int | None, group: int, like: Tensor) -> Tensor:
+        """Additive mask [group * rows, length], of the dtype and on the device of `like`."""
 
 
 class Line(Places):
@@ -40,8 +40,16 @@ class Line(Places):
     def angles(self, turner: Turner) -> tuple[Tensor, ...]:
         return turner.at(self.first, self.reach)
 
-    def mask(self, length: int, window: int | None, dtype: torch.dtype, group: int) -> Tensor:
-        return causal_mask(self.first, self.rows, length, window=window, group=group, dtype=dtype)
+    def mask(self, length: int, window: int | None, group: int, like: Tensor) -> Tensor:
+        return causal_mask(
+            self.first,
+            self.rows,
+            length,
+            window=window,
+            group=group,
+            dtype=like.dtype,
+            device=like.device,
+        )
 
 
 class Tree:
@@ -82,7 +90,7 @@ class Branches(Places):
     def angles(self, turner: Turner) -> tuple[Tensor, ...]:
         return turner.gather(self._tree.depths[self._rows] + self._tree.base)
 
-    def mask(self, length: int, window: int | None, dtype: torch.dtype, group: int) -> Tensor:
+    def mask(self, length: int, window: int | None, group: int, like: Tensor) -> Tensor:
         tree, base = self._tree, self._tree.base
         depth = tree.depths[self._rows][:, None]
         seen = torch.zeros(self.rows, length, dtype=torch.bool)
@@ -94,5 +102,6 @@ class Branches(Places):
         # Rows of later passes may lie behind this one's columns; none of them is an ancestor.
         reached = tree.columns < length
         seen[:, tree.columns[reached]] = near[:, reached]
-        mask = torch.zeros(self.rows, length, dtype=dtype).masked_fill_(~seen, -torch.inf)
-        return mask.repeat(group, 1)
+        # Its shape is another in each round, so it is made on the host and moved as a whole.
+        mask = torch.zeros(self.rows, length, dtype=like.dtype).masked_fill_(~seen, -torch.inf)
+        return mask.repeat(group, 1).to(like.device)

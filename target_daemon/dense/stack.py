@@ -54,12 +54,13 @@ class Stack:
         length = padded_length(places.reach, self._key_values.capacity, multiple)
         group = self._heads // self._kv_heads
         masks = {
-            window: places.mask(length, window, self._dtype, group)[None, None]
+            window: places.mask(length, window, group, hidden)[None, None]
             for window in self._windows
         }
+        columns = None if places.columns is None else places.columns.to(hidden.device)
         angles = places.angles(self._turner)
         caches = self._key_values.readers(slot, length)
-        if places.columns is None:
+        if columns is None:
             writers = self._key_values.writers(slot, places.first, count)
         else:
             writers = self._key_values.layers(slot)
@@ -67,7 +68,7 @@ class Stack:
         for index, layer in enumerate(self._weights.layers):
             fused = layer.qkv(layer.input_norm(hidden)).view(rows, -1, self._dim)
             self._turn(layer, fused, angles)
-            self._store(fused[:count], writers[index], places.columns)
+            self._store(fused[:count], writers[index], columns)
             key, value = caches[2 * index], caches[2 * index + 1]
             layer.output.add_to(hidden, self._mix(fused, key, value, masks[layer.window]))
             inner = layer.gate_up(layer.post_norm(hidden))

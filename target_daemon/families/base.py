@@ -15,7 +15,7 @@ import torch
 
 from protocol import plugins
 from protocol.checkpoints.target_config import ModelConfig, read_model_config
-from protocol.checkpoints.tensors import TensorSource, open_tensors
+from protocol.checkpoints.tensors import OnDevice, TensorSource, open_tensors
 from protocol.config import TargetConfig
 from protocol.cpu import resolve_dtype
 from protocol.errors import UnsupportedModel
@@ -25,6 +25,7 @@ from target_daemon.progress import Progress, ReportingSource, unreported
 from target_daemon.target import DFlashTarget
 
 PACKAGE: Final = "target_daemon.families"
+CPU: Final = torch.device("cpu")
 ANY: Final = "*"  # the model type of the family for all the rest
 
 
@@ -53,6 +54,7 @@ class LoadRequest:
     dtype: torch.dtype
     config: TargetConfig
     host: FeatureHost
+    device: torch.device = CPU  # of the tensors that `tensors` gives, and of all state
 
     @property
     def max_positions(self) -> int:
@@ -79,9 +81,14 @@ def known_families() -> Mapping[str, Family]:
 
 
 def load_target(
-    config: TargetConfig, host: FeatureHost, progress: Progress = unreported
+    config: TargetConfig,
+    host: FeatureHost,
+    progress: Progress = unreported,
+    device: torch.device = CPU,
 ) -> NativeTarget:
-    """Load ``config.model``, a folder or GGUF file; `host` allocates ring and shared weights.
+    """Load ``config.model``, a folder or GGUF file, for computing on `device`.
+
+    `host` allocates ring and shared weights, there as well.
 
     Raises CheckpointError, UnsupportedModel or ExactUnavailable.
     """
@@ -94,7 +101,7 @@ def load_target(
             f"{path}: model_type {model.model_type!r} is not supported; "
             f"supported: {', '.join(sorted(families.keys() - {ANY}))}"
         )
-    dtype: torch.dtype = getattr(torch, resolve_dtype(config.dtype))
+    dtype: torch.dtype = getattr(torch, resolve_dtype(config.dtype, device.type))
     with open_tensors(path) as tensors:
-        source = ReportingSource(tensors, progress)
-        return family.load(LoadRequest(model, source, dtype, config, host))
+        source = OnDevice(ReportingSource(tensors, progress), device)
+        return family.load(LoadRequest(model, source, dtype, config, host, device))

@@ -38,6 +38,11 @@ class TransformersTarget(NativeTarget):
 
     def __init__(self, request: LoadRequest) -> None:
         model, config = request.model, request.config
+        if request.device.type != "cpu":
+            raise UnsupportedModel(
+                f"model_type {model.model_type!r} runs through transformers, which this program "
+                "runs on the CPU alone; use --target-device cpu"
+            )
         library = foreign.import_library(model.model_type)
         path = Path(config.model)
         self._model = foreign.load_model(library, path, model.model_type, request.dtype)

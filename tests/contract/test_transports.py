@@ -36,7 +36,7 @@ TRANSPORTS = {
     for name in plugins.names(FOLDER, CONSTANT)
 }
 # Those whose draft has a copy of embedding and head, and what they share beside them, in bytes.
-COPIES_WEIGHTS = {"cuda-ipc"}
+COPIES_WEIGHTS = {"cuda-ipc", "cuda-host"}
 EXTRAS = {"cuda-ipc": 1024}
 SHAPE = plan(slots=2, window=5, widest_forward=4, row_width=6, dtype="float32")
 

@@ -22,6 +22,7 @@ from launch import exit_codes
 from launch.commands.report import Report
 from launch.policy import FULL
 from protocol.errors import from_wire
+from protocol.gpu import device_nodes
 
 pytestmark = pytest.mark.process
 
@@ -356,6 +357,13 @@ def test_a_folder_without_a_config_is_refused(tmp_path):
 def test_an_unknown_draft_is_refused(pair):
     outcome = _run(*pair.arguments("--draft", "/nowhere/draft", "x"))
     _refused(outcome, "model_not_found", "/nowhere/draft")
+
+
+@pytest.mark.skipif(bool(device_nodes()), reason="this machine has a GPU")
+@pytest.mark.parametrize("option", ["--target-device", "--draft-device"])
+def test_a_gpu_that_is_not_there_is_refused_and_the_cpu_is_not_used_instead(pair, option):
+    outcome = _run(*pair.arguments(option, "cuda:0", "x"))
+    _refused(outcome, "config", "no CUDA device", f"{option} cuda:0")
 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(broken):

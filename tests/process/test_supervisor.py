@@ -18,6 +18,7 @@ from support.waiting import until
 
 from launch.interrupts import Interrupts
 from launch.supervisor import Supervisor
+from protocol import gpu
 from protocol.errors import (
     CheckpointError,
     DaemonDied,
@@ -346,6 +347,34 @@ def test_a_target_that_is_lost_costs_a_pause_and_no_token(start, fault):
     figures = [client.finished.statistics for client in clients]
     assert max(each.num_target_restarts for each in figures) == 1
     assert [each.num_replay_mismatches for each in figures] == [0, 0]
+
+
+@pytest.mark.fault
+def test_a_draft_that_maps_the_gpu_of_a_dead_target_is_started_again_with_it(folders, monkeypatch):
+    monkeypatch.setenv(FAULTS, "target:die:verify:3")
+    monkeypatch.setattr(gpu, "device_nodes", lambda root: ("/dev/nvidia0",))
+    plan = plan_for(*folders, target_device="cuda:0", draft_device="cuda:0")
+    with Supervisor(plan, command=model_command) as supervisor:
+        supervisor.wait_ready()
+        before = supervisor.describe()
+        client = Client(supervisor, 1).submit(PROMPT, 300).finish()
+        after = supervisor.describe()
+    assert client.tokens == text(PROMPT, 300)
+    assert (before.transport, before.num_draft_restarts) == ("cuda-ipc", 0)
+    assert (after.num_target_restarts, after.num_draft_restarts) == (1, 1)
+    assert client.finished.statistics.num_draft_restarts == 1
+
+
+@pytest.mark.parametrize(
+    ("devices", "transport"),
+    [(("cuda:0", "cpu"), "cuda-host"), (("cpu", "cuda:0"), "shm")],
+)
+def test_a_gpu_and_a_cpu_are_paired_through_host_memory(folders, monkeypatch, devices, transport):
+    monkeypatch.setattr(gpu, "device_nodes", lambda root: ("/dev/nvidia0",))
+    plan = plan_for(*folders, target_device=devices[0], draft_device=devices[1])
+    with Supervisor(plan, command=model_command) as supervisor:
+        assert supervisor.wait_ready()
+        assert supervisor.describe().transport == transport
 
 
 @pytest.mark.fault

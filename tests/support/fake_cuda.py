@@ -382,7 +382,8 @@ def driven(transport, host, guest, **host_options):
         @classmethod
         def attach(cls, address, **options):
             cls.runtime = staticmethod(lambda: guest)
-            device = f"cuda:{guest.devices_seen[0].index}" if guest.devices_seen else "cuda:0"
-            return super().attach(address, **{"device": device, **options})
+            if cls.name == "cuda-ipc":
+                options = {"device": f"cuda:{guest.devices_seen[0].index}", **options}
+            return super().attach(address, **options)
 
     return Driven

@@ -31,6 +31,7 @@ from protocol.messages import (
     Closed,
     ClosedItem,
     DraftHello,
+    GpuFacts,
     Hello,
     Ingest,
     Ingested,
@@ -157,6 +158,13 @@ class Daemon:
                 return fault
         return ""
 
+    def _facts(self):
+        if self.config.device == "cpu":
+            return host_facts.gather("cpu", 1)
+        uuid = f"GPU-{self.config.device}"
+        gpu = GpuFacts(uuid=uuid, name="model", driver="13.0", mig=False, mps=False)
+        return host_facts.gather(f"cuda:{uuid}", 1, gpu)
+
     def _hello(self, hello, lives):
         if lives[f"{self.role}_life"] != self.life:  # a service's new life
             self.life = lives[f"{self.role}_life"]
@@ -164,7 +172,7 @@ class Daemon:
         common = {
             "wire_version": WIRE_VERSION + (self._fault("version") == "wrong"),
             "nonce": hello.nonce,
-            "host": host_facts.gather("cpu", 1),
+            "host": self._facts(),
             "dtype": "float32",
             "hidden_size": 32,
             "vocab_size": VOCAB,

@@ -88,7 +88,6 @@ def test_another_gpu_copies_the_head_once_and_rows_over_the_link(fakes, runtime_
     theirs = guest.weights()["embed"]
     assert theirs.eq(2.0).all()
     write_forward(view, 0, 3, 0, 4)
-    view.publish(0, 0, 4)
     for _ in range(2):
         assert torch.equal(guest.read_rows(0, 3, 0, 4).rows, expected_rows(SHAPE, 3, 0, 4))
     assert guest.weights()["embed"] is theirs
@@ -186,8 +185,7 @@ def test_rows_wait_for_the_event_of_the_forward_and_give_up_at_the_deadline(
     transport, host, view = offered(fakes, runtime_dir, hand_over="event")
     guest = attach(transport, host, runtime_dir, SHAPE)
     fakes[0].held = True
-    write_forward(view, 0, 3, 0, 4)
-    view.publish(0, 0, 4)  # returns at once: the reply may go out
+    write_forward(view, 0, 3, 0, 4)  # publishing returns at once: the reply may go out
     with pytest.raises(DeadlineExceeded, match="the target's feature rows: not complete"):
         guest.read_rows(0, 3, 0, 4)
     fakes[0].release()
@@ -213,7 +211,6 @@ def test_more_hand_overs_than_events_still_order_the_rows(fakes, runtime_dir):
     guest = attach(transport, host, runtime_dir, SHAPE)
     for base in range(0, 4 * 3 * cuda_memory.EVENTS, 4):
         write_forward(view, 0, 3, base, 4)
-        view.publish(0, base, base + 4)
         right = expected_rows(SHAPE, 3, base, base + 4)
         assert torch.equal(guest.read_rows(0, 3, base, base + 4).rows, right)
     guest.close()

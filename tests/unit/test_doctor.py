@@ -25,6 +25,7 @@ KEYS = {
     "memory",
     "threads",
     "devices",
+    "gpu",
     "home",
     "runtime",
     "transport",
@@ -51,7 +52,8 @@ def test_the_full_facts_add_what_torch_sees_in_a_process_of_its_own():
     facts = json.loads(outcome.out)
     assert set(facts) == KEYS | {"target_daemon"}
     assert facts["target_daemon"]["torch"] == metadata.version("torch")
-    assert "cpu" in facts["target_daemon"]["devices"]
+    gpus = facts["target_daemon"]["gpus"]
+    assert gpus.keys() == {"none"} or all(name.startswith("cuda:") for name in gpus)
     assert facts["import_names"]["launch"]["claimed_by"] == [doctor.DISTRIBUTION]
     assert (outcome.code, outcome.err) == (exit_codes.OK, "")
 
@@ -154,3 +156,17 @@ def _fields(struct):
 
 def test_an_unreadable_file_reads_as_nothing():
     assert doctor._text("/nowhere") == ""
+
+
+def test_what_stands_against_sharing_a_gpu_is_said_beforehand(monkeypatch):
+    monkeypatch.setattr(doctor.gpu, "device_nodes", lambda: ("/dev/nvidia0",))
+    monkeypatch.setattr(doctor.gpu, "mps_runs", lambda _environment: True)
+    for wsl, words in ((True, "WSL2 has no CUDA IPC"), (False, "nothing known against it")):
+        monkeypatch.setattr(doctor.gpu, "is_wsl", lambda wsl=wsl: wsl)
+        result = CliRunner().invoke(doctor_command, ["--quick"], standalone_mode=False)
+        (line,) = [line for line in result.output.splitlines() if line.startswith("gpu sharing")]
+        assert words in line
+        assert "under MPS" in line
+        assert "pid:[" in line
+        assert "/dev/nvidia0" in result.output
+        assert result.return_value == exit_codes.OK  # the CPU does without
