@@ -32,9 +32,10 @@ from protocol.transports.base import FeatureGuest
 def first_forward(draft: LoadedDraft) -> None:
     """Run the network once, on zeros and without a target; raises what a later round would."""
     config, network, rows = draft.config, draft.network, draft.config.max_proposals + 1
-    context = DraftContext(config, 1, rows, network.dtype)
+    context = DraftContext(config, 1, rows, network.dtype, network.device)
     context.write(0, 0, *network.project_context(torch.zeros(rows, config.feature_width), 0))
-    embedded = torch.zeros(rows, config.hidden_size, dtype=network.dtype)
+    size = (rows, config.hidden_size)
+    embedded = torch.zeros(size, dtype=network.dtype, device=network.device)
     network.block(embedded, context.view(0, rows, rows, rows))
 
 

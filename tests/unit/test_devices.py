@@ -13,6 +13,7 @@ from support.tiny_target import write_tiny_target
 
 from draft_daemon.checkpoint import load_draft
 from draft_daemon.context import DraftContext
+from draft_daemon.engine import first_forward
 from protocol import gpu as machine
 from protocol.checkpoints.target_config import read_model_config
 from protocol.config import Deadlines, TargetConfig
@@ -233,7 +234,7 @@ class Elsewhere(PlainHost):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama3", "qwen3", "mistral-window", "qwen2"])
 def test_every_tensor_of_a_targets_forward_is_on_its_device(tmp_path, monkeypatch, family, dtype):
-    settled = (Widths(), Exactness("native", ""))
+    settled = (Widths(), Exactness("no", ""))
     monkeypatch.setattr("target_daemon.dense.model.settle", lambda *_, **__: settled)
     config = TargetConfig(
         model=str(write_tiny_target(tmp_path, family)),
@@ -253,6 +254,9 @@ def test_every_tensor_of_a_targets_forward_is_on_its_device(tmp_path, monkeypatc
         if logits is not None:
             assert logits.device == META
             assert logits.shape == (width if wanted == "all" else 1, target.vocab_size)
+    tree = target.verify_tree(0, torch.zeros(5, dtype=torch.int64), 3, (0, 0, 1, 2))
+    assert (tree.device, tree.shape) == (META, (5, target.vocab_size))
+    target.rollback_to_tree(0, 3, (0, 2))
     assert target.probe_attention().device == META
 
 
@@ -261,6 +265,7 @@ def test_every_tensor_of_a_drafts_block_is_on_its_device(tmp_path, dtype):
     draft = load_draft(write_draft(tmp_path / "draft", Z_LAB), dtype, META)
     network, config = draft.network, draft.config
     assert network.device == META
+    first_forward(draft)
     context = DraftContext(config, 1, 64, dtype, network.device)
     features = torch.zeros(5, config.feature_width)  # as `shm` gives them: on the CPU
     keys, values = network.project_context(features, 0)
