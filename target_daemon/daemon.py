@@ -22,6 +22,7 @@ from protocol.messages import (
     Closed,
     Embed,
     Hello,
+    HostFacts,
     Open,
     Opened,
     Prefill,
@@ -117,6 +118,10 @@ class TargetDaemon:
         self._host.offer(hello.nonce, self._life)
         self._extra[self._host.fileno()] = self._host.serve
 
+    def _host_facts(self) -> HostFacts:
+        device, listens = self._device, self._config.listen
+        return gather(device.name, torch.get_num_threads(), listens, device.facts)
+
     def _meet(self, hello: Hello) -> TargetHello:
         """Offer the ring under the supervisor's nonce, and state every fact of the target.
 
@@ -129,12 +134,7 @@ class TargetDaemon:
             draft_life=hello.draft_life,
             wire_version=WIRE_VERSION,
             nonce=hello.nonce,
-            host=gather(
-                self._device.name,
-                torch.get_num_threads(),
-                self._config.listen,
-                self._device.facts,
-            ),
+            host=self._host_facts(),
             model_type=target.model_type,
             dtype=str(target.dtype).removeprefix("torch."),
             hidden_size=target.hidden_size,
