@@ -37,6 +37,8 @@ VERBS: Final[dict[str, tuple[str, str, str]]] = {
         "List supervisors and their requests.",
     ),
     "status": ("launch.commands.status", "status_command", "Say what a supervisor does, and why."),
+    "park": ("launch.commands.park", "park_command", "End a daemon to free its memory."),
+    "unpark": ("launch.commands.park", "unpark_command", "Start a parked daemon again."),
     "cancel": ("launch.commands.cancel", "cancel_command", "End a request of a supervisor."),
     "pull": ("launch.commands.pull", "pull_command", "Fetch and convert a model."),
     "doctor": (

@@ -37,6 +37,8 @@ from protocol.placement import Placement
 ABSENT: Final = DaemonStatus(stage="absent", reason="", life=0, pid=None)
 TIED: Final = "the target whose GPU memory it maps is gone; the draft is started again with it"
 NO_DRAFT: Final = "no draft was asked for"
+LOADING: Final = "the draft is still loading"
+DRAFT_PARKED: Final = "the draft is parked"
 
 
 class Crew:
@@ -61,6 +63,7 @@ class Crew:
             tell=self._tell,
             on_event=self._on_event,
             on_over=self._on_over,
+            on_parked=owner.on_parked,
         )
         self._introductions = Introductions(
             plan,
@@ -72,7 +75,7 @@ class Crew:
         )
         hello = self._introductions.hello
         self._heartbeats = Heartbeats(timers, plan.deadlines, hello, self.send)
-        self.no_draft = NO_DRAFT if plan.asks_no_draft else "the draft is still loading"
+        self.no_draft = NO_DRAFT if plan.asks_no_draft else LOADING
 
     def start(self, run_dir: Path, stack: ExitStack) -> None:
         """Start both daemons, or attach to them; raises what `launch.starter` raises."""
@@ -106,6 +109,31 @@ class Crew:
     def has_failed(self, role: Role) -> bool:
         """Whether its last start came to nothing, or its last life ended."""
         return self._lives.has_failed(role)
+
+    @property
+    def spawns(self) -> bool:
+        """Whether the daemons are children, to be started and ended here."""
+        return self._plan.attach is None
+
+    def park(self, role: Role) -> None:
+        """End a daemon's process; the draft goes with its target, whose memory it maps."""
+        if role == "target":
+            self.park("draft")
+            self._introductions.part()
+        if role in self._lives.peers:
+            self._lives.park(role)
+        if role == "draft" and role in self._lives.peers:
+            self.no_draft = DRAFT_PARKED
+
+    def unpark(self, role: Role) -> None:
+        """Start it again."""
+        if role == "draft" and role in self._lives.peers:
+            self.no_draft = LOADING
+        self._lives.unpark(role)
+
+    def is_gone(self, role: Role) -> bool:
+        """Whether it has no process, and will get none before it is unparked."""
+        return self._lives.is_gone(role)
 
     @property
     def restarts(self) -> dict[Role, int]:
@@ -167,7 +195,7 @@ class Crew:
     def on_replies(self, link: object) -> None:
         """A link has something to read."""
         for peer in self._lives.peers.values():
-            if peer.stage == "failed" or peer.link is not link:
+            if peer.is_over or peer.link is not link:
                 continue
             for reply in peer.link.receive():
                 if peer.error is not None:

@@ -81,6 +81,12 @@ class Desk:
         return (*self._running.values(), *self._waiting)
 
     @property
+    def uses_draft(self) -> bool:
+        """Whether a request that runs may still ask the draft for something."""
+        sessions = (request.session for request in self._running.values())
+        return any(each is not None and each.draft.stage != "absent" for each in sessions)
+
+    @property
     def has_news(self) -> bool:
         """Whether a client is still to be told something."""
         return bool(self._outbox)
@@ -162,6 +168,12 @@ class Desk:
         """Answer those that nothing can be done for."""
         while self._waiting:
             self._refuse(self._waiting.popleft(), error)
+
+    def refuse_older(self, than: float, error: DaemonError) -> float | None:
+        """Answer those that were submitted by then and still wait; when the next one was."""
+        while self._waiting and self._waiting[0].clock.submitted <= than:
+            self._refuse(self._waiting.popleft(), error)
+        return self._waiting[0].clock.submitted if self._waiting else None
 
     def abandon(self, error: DaemonError) -> None:
         """The supervisor ends: whoever has no answer yet gets this one."""

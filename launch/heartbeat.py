@@ -43,7 +43,7 @@ class Heartbeats:
         self._timers.add(due, partial(self._beat, peer))
 
     def _beat(self, peer: Peer) -> None:
-        if peer.stage == "failed" or peer.hello is None:
+        if peer.is_over or peer.hello is None:
             self._beating.discard(peer.life)
             return
         if peer.is_idle:

@@ -125,6 +125,8 @@ class Introductions:
         peer = self._peers.get("draft")
         if target is None or draft is None or peer is None or peer.stage != "greeting":
             return
+        if self._peers["target"].is_over:
+            return  # its next life says Hello of its own
         try:
             check_pair(target, draft)
             self.placement = choose(self._plan.transport, target.host, draft.host)
@@ -136,7 +138,7 @@ class Introductions:
         self._send("draft", message, self._plan.deadlines.pair)
 
     def _up(self, peer: Peer) -> None:
-        peer.stage, peer.has_served = "ready", True
+        peer.stage = "ready"
         self._on_up(peer)
 
     def _set_stage(self, peer: Peer, stage: Literal["greeting", "pairing"]) -> None:

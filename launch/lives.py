@@ -1,6 +1,7 @@
 """The life of each daemon: started with a number of its own, ended, and started again in time.
 
 A lost daemon is started again with a new life, after a back-off that grows from failure to failure.
+A parked one is started again when it is unparked, and that counts as no restart.
 """
 
 import time
@@ -14,7 +15,7 @@ from launch.children import Children
 from launch.daemon_process import Event
 from launch.deadlines_heap import DeadlineHeap
 from launch.events import Role
-from launch.peer import Listed, Peer
+from launch.peer import Listed, Peer, Sent
 from launch.plan import Plan
 from launch.restart import Backoff
 from launch.starter import Starter, starter_for
@@ -30,6 +31,7 @@ class Lives:
     `tell` hears of every stage of a peer, and `on_event` what its process says. `on_over` hears
     that a life has ended by itself or was ended for a reason: nothing that was asked of it will be
     answered, and what it was at.
+    `on_parked` hears that the process of a parked daemon has ended, maybe more than once.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Lives:
         tell: Callable[[Peer], None],
         on_event: Callable[[Peer, Event], None],
         on_over: OnOver,
+        on_parked: Callable[[], None],
     ) -> None:
         self._plan = plan
         self._poller = poller
@@ -50,6 +53,8 @@ class Lives:
         self._tell = tell
         self._on_event = on_event
         self._on_over = on_over
+        self._on_parked = on_parked
+        self._served: set[Role] = set()  # in any life
         self._starter: Starter | None = None
         self._stale = 0  # replies of lives that are over
         self._backoffs: dict[Role, Backoff] = {
@@ -89,6 +94,7 @@ class Lives:
 
     def note_up(self, peer: Peer) -> None:
         """It serves."""
+        self._served.add(peer.role)
         self._backoffs[peer.role].up(time.monotonic())
 
     def note_loaded(self, peer: Peer) -> None:
@@ -97,15 +103,10 @@ class Lives:
 
     def lose(self, peer: Peer, error: DaemonError, *, kill: bool) -> None:
         """Its life is over. A second reason changes nothing."""
-        if peer.stage == "failed":
+        if peer.is_over:
             return
         peer.stage, peer.error = "failed", error
-        self._timers.cancel(peer.load_timer)
-        sent = peer.forget_sent()
-        for one in sent:
-            one.cancel(self._timers)
-        peer.disconnect()
-        self.children.end(peer, kill=kill)
+        sent = self._end(peer, kill=kill)
         now = time.monotonic()
         delay = self._backoffs[peer.role].failed(now, error)
         self._tell(peer)
@@ -115,14 +116,39 @@ class Lives:
         asked = next((one.message for one in sent if isinstance(one.message, Listed)), None)
         self._on_over(peer, error, asked)
 
+    def park(self, role: Role) -> None:
+        """End its process in good order, and start no other before `unpark`."""
+        peer = self.peers.get(role)
+        if peer is None or peer.stage == "parked":
+            return
+        if not peer.is_over:
+            self._end(peer, kill=False)
+        peer.stage, peer.error, peer.restart_at = "parked", None, None
+        self._tell(peer)
+        self.restart_if_due(peer)
+
+    def unpark(self, role: Role) -> None:
+        """Start a parked daemon again, as soon as its process of before has ended."""
+        peer = self.peers.get(role)
+        if peer is not None and peer.stage == "parked":
+            peer.restart_at = time.monotonic()
+            self.restart_if_due(peer)
+
+    def is_gone(self, role: Role) -> bool:
+        """Whether it has no process, and will get none."""
+        peer = self.peers.get(role)
+        return peer is None or (peer.stage == "parked" and peer.has_ended)
+
     def restart_if_due(self, peer: Peer) -> None:
         """Not before its process has ended: it may still hold, or remove, the socket's name."""
+        if peer.stage == "parked" and peer.restart_at is None and peer.has_ended:
+            self._on_parked()
         late = peer.restart_at is not None and time.monotonic() >= peer.restart_at
         if not late or self._starter is None or not peer.has_ended:
             return
         if self.peers.get(peer.role) is peer:
             self._stale += peer.num_stale_replies
-            self.restarts[peer.role] += 1
+            self.restarts[peer.role] += peer.stage != "parked"
             try:
                 self._begin(self._starter, peer.role)
             except DaemonError as error:
@@ -135,6 +161,16 @@ class Lives:
             events = peer.on_readable(fd)
             self.children.watch(peer)
             self._on_events(peer, events)
+
+    def _end(self, peer: Peer, *, kill: bool) -> tuple[Sent, ...]:
+        """End its process and link; what will not be answered any more."""
+        self._timers.cancel(peer.load_timer)
+        sent = peer.forget_sent()
+        for one in sent:
+            one.cancel(self._timers)
+        peer.disconnect()
+        self.children.end(peer, kill=kill)
+        return sent
 
     def _begin(self, starter: Starter, role: Role) -> None:
         peer = starter.peer(role, self.peers.get(role))
@@ -158,7 +194,7 @@ class Lives:
 
     def _may_restart(self, peer: Peer) -> bool:
         """A target that cannot even load is an error at once, not a reason to wait."""
-        served = peer.has_served or self.restarts["target"] > 0
+        served = peer.role in self._served or self.restarts["target"] > 0
         return peer.role == "draft" or served or peer.process.may_come_later
 
     def _close_all(self) -> None:

@@ -30,6 +30,10 @@ class Owner(Protocol):
         """The answer to a message about sequences, `seconds` after it was sent."""
         ...
 
+    def on_parked(self) -> None:
+        """The process of a parked daemon has ended."""
+        ...
+
     def on_soft(self, role: Role, asked: Listed) -> None:
         """Its soft deadline has passed; the answer may still come."""
         ...

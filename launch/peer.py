@@ -21,6 +21,7 @@ from protocol.messages import (
     Hello,
     Ingest,
     Ingested,
+    ItemFailed,
     LinkMessage,
     Open,
     Opened,
@@ -90,7 +91,6 @@ class Peer:
         self.error: DaemonError | None = None  # why it failed
         self.hello: TargetHello | DraftHello | None = None
         self.restart_at: float | None = None  # once it has failed
-        self.has_served = False  # it was ready once
         self.num_stale_replies = 0
         self.fds: tuple[int, ...] = ()  # of the process, as the poller watches them
         # Not due until it is set.
@@ -146,6 +146,11 @@ class Peer:
     def on_readable(self, fd: int) -> Sequence[Event]:
         """What the process says, or how it ended."""
         return self.process.on_readable(fd)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be asked of it any more."""
+        return self.stage in ("failed", "parked")
 
     @property
     def link(self) -> Link[AnyReply]:
@@ -208,3 +213,11 @@ def _answers(message: LinkMessage, reply: AnyReply) -> bool:
             for one, other in zip(asked, answered, strict=True)
         )
     return True
+
+
+def refusals(asked: Listed, answer: Failed) -> tuple[ItemFailed, ...]:
+    """A refused message is refused for each of its sequences."""
+    return tuple(
+        ItemFailed(sequence=item.sequence, round=item.round, code=answer.code, detail=answer.detail)
+        for item in asked.items
+    )

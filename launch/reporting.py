@@ -4,11 +4,12 @@ import os
 
 from launch.crew import Crew
 from launch.desk import Desk
+from launch.parking import Parking
 from protocol.messages import MAX_REPORTED, StatusReport
 
 
 def report(
-    crew: Crew, desk: Desk, *, now: float, began: float, load_seconds: float
+    crew: Crew, desk: Desk, parking: Parking, *, now: float, began: float, load_seconds: float
 ) -> StatusReport:
     """What runs at `now`, how, and why; `began` is the supervisor's start on the same clock."""
     placement, ready = crew.placement, crew.stage("draft") == "ready"
@@ -20,8 +21,8 @@ def report(
         mode_reason="" if ready else crew.no_draft,
         transport=desk.transport,
         transport_reason=crew.no_draft if placement is None else placement.reason,
-        target=crew.status("target"),
-        draft=crew.status("draft"),
+        target=parking.status("target"),
+        draft=parking.status("draft"),
         target_facts=crew.target_hello,
         draft_facts=crew.draft_hello,
         running=desk.running,

@@ -25,6 +25,12 @@ class ActiveRequest:
     died_at: tuple[int, int] | None = None  # how far it had come when the target died of it
     session: Session | None = None
 
+    @property
+    def _phase(self) -> str:
+        if self.session is None:
+            return "waiting"
+        return "paused" if self.session.phase == "waiting" else self.session.phase
+
     def status(self, now: float) -> RequestStatus:
         """What it has come to by `now`, on the clock of its own times."""
         session, submit = self.session, self.submit
@@ -33,7 +39,7 @@ class ActiveRequest:
         tally = None if session is None else session.tally
         return RequestStatus(
             request=submit.request,
-            phase="waiting" if session is None else session.phase,
+            phase=self._phase,
             prompt_tokens=len(submit.prompt) // WIDTH,
             prefilled_tokens=prefilled,
             completion_tokens=emitted,

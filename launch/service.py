@@ -33,9 +33,11 @@ from protocol.messages import (
     Done,
     Finished,
     Message,
+    Park,
     Refused,
     Status,
     Submit,
+    Unpark,
     Watch,
     Welcome,
 )
@@ -184,6 +186,12 @@ class Service:
                 self._cancel(client, message)
             case Status():
                 self._send(client, self._supervisor.describe())
+            case Park():
+                answer = partial(self._answer, client, message.operation)
+                self._supervisor.park(message.role, answer, now=message.now, within=message.within)
+            case Unpark():
+                answer = partial(self._answer, client, message.operation)
+                self._supervisor.unpark(message.role, answer)
             case Watch():
                 self._watch(client, message.seconds)
             case _:
@@ -228,6 +236,15 @@ class Service:
         else:
             error = UsageError(f"request {cancel.request} neither runs nor waits")
             self._deny(client, cancel.operation, error)
+
+    def _answer(self, client: _Client, operation: int, what: str | DaemonError) -> None:
+        """An operation has come to its end, maybe after its client has gone."""
+        if client.connection.fd not in self._clients or client.is_leaving:
+            return
+        if isinstance(what, DaemonError):
+            self._deny(client, operation, what)
+        else:
+            self._send(client, Done(operation=operation, detail=what))
 
     def _deny(self, client: _Client, operation: int, error: DaemonError) -> None:
         detail = str(error)[:MAX_DETAIL]

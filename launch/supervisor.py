@@ -13,33 +13,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from launch.crew import Crew
 from launch.deadlines_heap import DeadlineHeap, Timer
-from launch.desk import Desk
-from launch.dispatch import Dispatch
-from launch.events import (
-    DeadlineExpired,
-    DraftDown,
-    DraftFacts,
-    DraftLate,
-    DraftUp,
-    Reply,
-    Role,
-    TargetFacts,
-    TargetUp,
-    Withdrawn,
-)
-from launch.patience import Patience
-from launch.peer import Listed, ListedReply
+from launch.events import Role
+from launch.mediator import Mediator
+from launch.parking import Answer
 from launch.plan import Loading, Plan
 from launch.reporting import report
 from launch.request import Sink
 from launch.starter import installed
 from launch.stream import FindStop
-from launch.turns import ComputeItem, shares_cores
 from protocol.client import Poller
 from protocol.errors import DaemonError, Unavailable
-from protocol.messages import Cancel, Failed, ItemFailed, StatusReport, Submit
+from protocol.messages import Cancel, StatusReport, Submit
 from protocol.run_directory import RunDirectory, sweep_orphans
 
 
@@ -62,10 +47,11 @@ class Supervisor:
         self._stack = ExitStack()
         self._poller = Poller()
         self._timers = DeadlineHeap()
-        self._crew = Crew(plan, self._poller, self._timers, self, command)
-        self._patience = Patience(plan.deadlines)
-        self._dispatch = Dispatch(self._crew, self._patience, self._withdraw)
-        self._desk = Desk(self._dispatch.send, self._crew.accuse, max_waiting=plan.max_waiting)
+        self._mediator = Mediator(
+            plan, self._poller, self._timers, on_loading=self._on_loading, command=command
+        )
+        self._crew, self._desk = self._mediator.crew, self._mediator.desk
+        self._parking = self._mediator.parking
         self._watched: dict[int, Callable[[], None]] = {}
         self._run_dir = Path()
         self._began = 0.0
@@ -114,7 +100,8 @@ class Supervisor:
         all tokens before they go out, and may end the text (`launch.stream.stop_finder`).
         """
         self._desk.submit(submit, sink, find_stop)
-        self._admit()
+        self._parking.note_submitted()
+        self._mediator.admit()
 
     def cancel(self, cancel: Cancel) -> bool:
         """End a request within one round or prefill chunk; it still gets its Finished.
@@ -122,18 +109,28 @@ class Supervisor:
         False when there is none of that number any more.
         """
         known = self._desk.cancel(cancel.request)
-        self._admit()
+        self._mediator.admit()
         return known
 
     def log(self, role: Role) -> str:
         """The end of what a daemon wrote, where it was spawned here."""
         return self._crew.log(role)
 
+    def park(self, role: Role, answer: Answer, *, now: bool = False, within: float) -> None:
+        """End a daemon to free its memory; `answer` gets what was done, or why not, once."""
+        self._parking.park(role, answer, now=now, within=within)
+
+    def unpark(self, role: Role, answer: Answer) -> None:
+        """Start it again; requests that were paused go on where they were."""
+        self._parking.unpark(role, answer)
+        self._mediator.admit()
+
     def describe(self) -> StatusReport:
         """What runs, how, and why."""
         return report(
             self._crew,
             self._desk,
+            self._parking,
             now=time.monotonic(),
             began=self._began,
             load_seconds=self._load_seconds,
@@ -202,88 +199,8 @@ class Supervisor:
             return crew.is_given_up("target")
         return crew.stage("draft") in ("absent", "ready") or crew.has_failed("draft")
 
-    # --- between sessions and daemons ----------------------------------------------------------
-
-    def _withdraw(self, item: ComputeItem) -> None:
-        """Not now: the session that asks is in the middle of its commands."""
-        event = Withdrawn(item.round)
-        self._timers.add(time.monotonic(), partial(self._desk.handle, item.sequence, event))
-
-    def _admit(self) -> None:
-        """Start what can start, and send what may be sent."""
-        hello, error = self._crew.target_hello, self._crew.error("target")
-        if error is not None and self._crew.is_given_up("target"):
-            self._desk.refuse_waiting(error)
-        elif self._desk.waiting and hello is not None and self._crew.stage("target") == "ready":
-            self._desk.admit(TargetFacts.of(hello), hello.slots, self._draft(), self._crew.no_draft)
-        self._dispatch.grant()
-
-    def _draft(self) -> DraftFacts | None:
-        hello = self._crew.draft_hello
-        ready = hello is not None and self._crew.stage("draft") == "ready"
-        return DraftFacts.of(hello) if ready and hello is not None else None
-
-    # --- what the crew reports ---------------------------------------------------------------
-
-    def on_loading(self, loading: Loading) -> None:
-        """See `launch.owner.Owner`."""
+    def _on_loading(self, loading: Loading) -> None:
         if not self._load_seconds and self._is_settled():
             self._load_seconds = time.monotonic() - self._began
         if self._tell_loading is not None:
             self._desk.tell(partial(self._tell_loading, loading))
-
-    def on_up(self, role: Role) -> None:
-        """See `launch.owner.Owner`."""
-        target, draft = self._crew.target_hello, self._crew.draft_hello
-        if role == "target" and target is not None:
-            self._desk.broadcast(TargetUp(TargetFacts.of(target)))
-        if role == "draft" and target is not None and draft is not None:
-            self._patience.seed(self._crew.paired_seconds)
-            self._dispatch.share(shared=shares_cores(target.host, draft.host))
-            if self._crew.placement is not None:
-                self._desk.transport = self._crew.placement.transport
-            self._desk.broadcast(DraftUp(DraftFacts.of(draft)))
-        self._admit()
-
-    def on_lost(self, role: Role, error: DaemonError, asked: Listed | None) -> None:
-        """See `launch.owner.Owner`."""
-        self._dispatch.lost(role)
-        if role == "draft":
-            self._desk.broadcast(DraftDown(str(error)))
-        else:
-            at = () if asked is None else tuple(item.sequence for item in asked.items)
-            self._dispatch.isolate(at)
-            self._desk.lose_target(error, at, for_good=self._crew.is_given_up("target"))
-        self._admit()
-
-    def on_late(self, role: Role, asked: Listed) -> None:
-        """See `launch.owner.Owner`."""
-        for item in asked.items:
-            self._desk.handle(item.sequence, DeadlineExpired(role, item.round))
-
-    def on_soft(self, role: Role, asked: Listed) -> None:
-        """See `launch.owner.Owner`."""
-        self._dispatch.late(role, asked)
-        for item in asked.items:
-            self._desk.handle(item.sequence, DraftLate(item.round))
-        self._admit()
-
-    def on_answer(
-        self, role: Role, asked: Listed, answer: ListedReply | Failed, seconds: float
-    ) -> None:
-        """See `launch.owner.Owner`."""
-        self._dispatch.answered(role, asked, seconds)
-        self._desk.experience.note_answer(role, answer, seconds)
-        results = _refusals(asked, answer) if isinstance(answer, Failed) else answer.results
-        for item in results:
-            reply = Reply(role, answer.target_life, answer.draft_life, item)
-            self._desk.handle(item.sequence, reply)
-        self._admit()
-
-
-def _refusals(asked: Listed, answer: Failed) -> tuple[ItemFailed, ...]:
-    """A refused message is refused for each of its sequences."""
-    return tuple(
-        ItemFailed(sequence=item.sequence, round=item.round, code=answer.code, detail=answer.detail)
-        for item in asked.items
-    )

@@ -103,6 +103,12 @@ class InsufficientMemory(TemporaryFailure):
     code = "insufficient_memory"
 
 
+class Parked(TemporaryFailure):
+    """The daemon that is needed was parked, and was not unparked in time: the time."""
+
+    code = "parked"
+
+
 class PermissionRefused(DaemonError):
     """A file, socket or peer belongs to somebody else."""
 

@@ -699,6 +699,26 @@ class Watch(Message, frozen=True, kw_only=True):
     seconds: Annotated[float, Meta(ge=0.1, le=3600.0)]
 
 
+class Park(Message, frozen=True, kw_only=True):
+    """client -> supervisor: end a daemon and free its memory; Done when its process has ended.
+
+    Requests that run finish first. With `now` they are paused, those of a parked target until it
+    is unparked; paused and new ones are refused after `within` seconds of being parked.
+    """
+
+    role: DaemonRole
+    now: bool = False
+    within: Annotated[float, Meta(gt=0.0, le=86400.0)] = 300.0
+    operation: Id = 0
+
+
+class Unpark(Message, frozen=True, kw_only=True):
+    """client -> supervisor: start a parked daemon again; Done when it serves."""
+
+    role: DaemonRole
+    operation: Id = 0
+
+
 class Done(Message, frozen=True, kw_only=True):
     """supervisor -> client: an operation has been carried out; `detail` is one sentence."""
 
@@ -727,7 +747,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """One request that has no answer yet; counts are those of its Statistics so far."""
 
     request: Id
-    phase: Name  # "waiting" for a slot, or the session's phase
+    phase: Name  # "waiting" for a slot, "paused" until a target serves, or what it is at
     prompt_tokens: Count
     prefilled_tokens: Count
     completion_tokens: Count

@@ -34,6 +34,7 @@ from protocol.messages import (
     Opened,
     Pair,
     Paired,
+    Park,
     Piece,
     Prefill,
     Prefilled,
@@ -51,6 +52,7 @@ from protocol.messages import (
     StatusReport,
     Submit,
     TargetHello,
+    Unpark,
     Verified,
     Verify,
     Watch,
@@ -63,7 +65,7 @@ TargetRequest = Hello | Open | Prefill | Replay | Verify | Close
 DraftRequest = Hello | Pair | Open | Ingest | Propose | Close
 TargetReply = TargetHello | Opened | Prefilled | Replayed | Verified | Closed | Failed
 DraftReply = DraftHello | Paired | Opened | Ingested | Proposed | Closed | Failed
-ClientRequest = Submit | Cancel | Status | Watch
+ClientRequest = Submit | Cancel | Status | Watch | Park | Unpark
 ClientReply = (
     Welcome | Accepted | Progress | Piece | Finished | Refused | Done | Denied | StatusReport
 )

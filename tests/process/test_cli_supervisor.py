@@ -134,6 +134,37 @@ def test_ctrl_c_at_a_client_cancels_its_request_and_leaves_the_text_so_far(pair)
         assert _status().requests == ()
 
 
+def test_parking_pauses_a_request_of_our_own_daemons_and_changes_no_token(pair):
+    words = ("generate", "--connect", "--json", "--max-tokens", "400", "--ignore-eos", PROMPT)
+    with supervisor(pair):
+        until(lambda: _status().mode == "speculative", seconds=60)
+        with started(*words) as client:
+            until(
+                lambda: [one.completion_tokens > 3 for one in _status().requests] == [True],
+                seconds=30,
+            )
+            assert _run("park", "target", "--now").out == "the target is parked\n"
+            status = _status()
+            assert (status.target.stage, status.target.pid) == ("parked", None)
+            assert [one.phase for one in status.requests] == ["paused"]
+            assert _run("unpark", "target").out == "the target runs\n"
+            report = msgspec.json.decode(client.stdout.read(), type=Report)
+        assert report.faults.num_replay_mismatches == 0
+        again = msgspec.json.decode(_run(*words).out, type=Report)
+    assert report.token_ids == again.token_ids
+
+
+def test_ctrl_c_at_an_operation_ends_its_waiting_alone(pair):
+    with supervisor(pair), started("generate", "--connect", "a", *LONG, PROMPT) as client:
+        assert client.stdout.read(20)
+        with started("park", "target") as parking:
+            until(lambda: _status().target.reason == "being parked", seconds=20)
+            parking.send_signal(signal.SIGINT)
+            assert parking.wait(timeout=20) == exit_codes.INTERRUPTED
+        outcome = _run("unpark", "target")
+        assert (outcome.code, outcome.out) == (0, "the target runs\n")
+
+
 def test_a_supervisor_that_ends_gives_its_clients_a_typed_error(pair):
     client = ("generate", "--connect", *LONG, PROMPT)
     with started(*client) as process:

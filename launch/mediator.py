@@ -1,0 +1,135 @@
+"""Between sessions and daemons: what sessions ask is sent, what daemons do becomes their events.
+
+It acts inside the supervisor's loop alone, and waits for nothing.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from launch.crew import Crew
+from launch.deadlines_heap import DeadlineHeap
+from launch.desk import Desk
+from launch.dispatch import Dispatch
+from launch.events import (
+    DeadlineExpired,
+    DraftDown,
+    DraftFacts,
+    DraftLate,
+    DraftUp,
+    Reply,
+    Role,
+    TargetFacts,
+    TargetUp,
+    Withdrawn,
+)
+from launch.parking import Parking
+from launch.patience import Patience
+from launch.peer import Listed, ListedReply, refusals
+from launch.plan import Loading, Plan
+from launch.turns import ComputeItem, shares_cores
+from protocol.client import Poller
+from protocol.errors import DaemonError
+from protocol.messages import Failed
+
+
+class Mediator:
+    """The `launch.owner.Owner` of a crew, and the requests of one desk."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        poller: Poller,
+        timers: DeadlineHeap,
+        *,
+        on_loading: Callable[[Loading], None],
+        command: Callable[[Role, Path], Sequence[str]],
+    ) -> None:
+        self._timers = timers
+        self._on_loading = on_loading
+        self.crew = Crew(plan, poller, timers, self, command)
+        self._patience = Patience(plan.deadlines)
+        self._dispatch = Dispatch(self.crew, self._patience, self._withdraw)
+        self.desk = Desk(self._dispatch.send, self.crew.accuse, max_waiting=plan.max_waiting)
+        self.parking = Parking(self.crew, self.desk, self._dispatch, timers)
+
+    def admit(self) -> None:
+        """Start what can start, and send what may be sent."""
+        hello, error = self.crew.target_hello, self.crew.error("target")
+        if error is not None and self.crew.is_given_up("target"):
+            self.desk.refuse_waiting(error)
+        elif hello is not None and self.crew.stage("target") == "ready" and self.parking.is_ready:
+            facts, reason = TargetFacts.of(hello), self.parking.no_draft or self.crew.no_draft
+            self.desk.admit(facts, hello.slots, self._draft(), reason)
+        self._dispatch.grant()
+        self.parking.advance()
+
+    def on_loading(self, loading: Loading) -> None:
+        """See `launch.owner.Owner`."""
+        self._on_loading(loading)
+
+    def on_up(self, role: Role) -> None:
+        """See `launch.owner.Owner`."""
+        target, draft = self.crew.target_hello, self.crew.draft_hello
+        if role == "target" and target is not None:
+            self.desk.broadcast(TargetUp(TargetFacts.of(target)))
+        if role == "draft" and target is not None and draft is not None:
+            self._patience.seed(self.crew.paired_seconds)
+            self._dispatch.share(shared=shares_cores(target.host, draft.host))
+            if self.crew.placement is not None:
+                self.desk.transport = self.crew.placement.transport
+            if not self.parking.holds("draft"):
+                self.desk.broadcast(DraftUp(DraftFacts.of(draft)))
+        self.parking.on_up(role)
+        self.admit()
+
+    def on_lost(self, role: Role, error: DaemonError, asked: Listed | None) -> None:
+        """See `launch.owner.Owner`."""
+        self._dispatch.lost(role)
+        self.parking.on_lost(role, error)
+        if role == "draft":
+            self.desk.broadcast(DraftDown(str(error)))
+        else:
+            at = () if asked is None else tuple(item.sequence for item in asked.items)
+            self._dispatch.isolate(at)
+            self.desk.lose_target(error, at, for_good=self.crew.is_given_up("target"))
+        self.admit()
+
+    def on_parked(self) -> None:
+        """See `launch.owner.Owner`."""
+        self.parking.on_parked()
+
+    def on_late(self, role: Role, asked: Listed) -> None:
+        """See `launch.owner.Owner`."""
+        for item in asked.items:
+            self.desk.handle(item.sequence, DeadlineExpired(role, item.round))
+
+    def on_soft(self, role: Role, asked: Listed) -> None:
+        """See `launch.owner.Owner`."""
+        self._dispatch.late(role, asked)
+        for item in asked.items:
+            self.desk.handle(item.sequence, DraftLate(item.round))
+        self.admit()
+
+    def on_answer(
+        self, role: Role, asked: Listed, answer: ListedReply | Failed, seconds: float
+    ) -> None:
+        """See `launch.owner.Owner`."""
+        self._dispatch.answered(role, asked, seconds)
+        self.desk.experience.note_answer(role, answer, seconds)
+        results = refusals(asked, answer) if isinstance(answer, Failed) else answer.results
+        for item in results:
+            reply = Reply(role, answer.target_life, answer.draft_life, item)
+            self.desk.handle(item.sequence, reply)
+        self.admit()
+
+    def _withdraw(self, item: ComputeItem) -> None:
+        """Not now: the session that asks is in the middle of its commands."""
+        event = Withdrawn(item.round)
+        self._timers.add(time.monotonic(), partial(self.desk.handle, item.sequence, event))
+
+    def _draft(self) -> DraftFacts | None:
+        hello = self.crew.draft_hello
+        ready = self.crew.stage("draft") == "ready" and not self.parking.holds("draft")
+        return DraftFacts.of(hello) if ready and hello is not None else None
