@@ -23,10 +23,11 @@ from protocol.errors import (
     DaemonDied,
     DaemonError,
     DeadlineExceeded,
+    PermissionRefused,
     ProtocolError,
 )
 from protocol.messages import Leave
-from protocol.run_directory import living_owner, remove_if_orphaned
+from protocol.run_directory import is_private, living_owner, remove_if_orphaned
 
 SICK: Final = (DeadlineExceeded, ProtocolError)  # what starting again may help against
 MAX_REASON: Final = 4096
@@ -62,8 +63,12 @@ class Attached:
     def start(self) -> list[Event]:
         """Take the right to drive it, or wait until it is there.
 
-        Raises NotTheDriver with the pid of the process that drives it.
+        Raises NotTheDriver with the pid of the process that drives it, or PermissionRefused.
         """
+        if self._run_dir.exists() and not is_private(self._run_dir):
+            raise PermissionRefused(
+                f"{self._run_dir} is not a private folder (mode 0700) of this user"
+            )
         pid = living_owner(self._run_dir)
         if pid:
             with suppress(OSError):  # of another namespace: the link's silence must tell

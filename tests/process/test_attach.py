@@ -2,10 +2,11 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -17,12 +18,14 @@ from support.waiting import until
 
 from launch.supervisor import Supervisor
 from protocol.driving import is_driven
-from protocol.errors import NotTheDriver
+from protocol.errors import NotTheDriver, PermissionRefused
 from protocol.run_directory import sweep_orphans
 
 pytestmark = pytest.mark.process
 
 PROMPT = list(range(1, 41))
+SUPPORT = Path(__file__).parent.parent / "support"
+HOLDER = SUPPORT / "lock_holder.py"
 ATTACHED = Path(__file__).parent.parent / "support" / "attached_supervisor.py"
 
 
@@ -204,3 +207,32 @@ def test_a_supervisor_that_ends_leaves_a_living_pair_and_removes_what_a_dead_one
         draft.kill()
     until(lambda: not target.run_dir.exists())
     assert not draft.run_dir.exists()
+
+
+def test_a_folder_that_others_can_enter_is_no_daemons(runtime_dir, tmp_path):
+    tmp_path.chmod(0o755)
+    with pytest.raises(PermissionRefused, match="mode 0700"), Supervisor(attach_plan(tmp_path)):
+        pass
+
+
+def test_a_pair_that_somebody_else_drives_meanwhile_is_had_again_when_he_is_gone(pair):
+    """As when a service manager removes a daemon's folder, and the lock with it."""
+    _, draft = pair
+    with attach(pair) as supervisor, ExitStack() as other:
+        supervisor.wait_ready()
+        draft.kill(signal.SIGTERM)
+        shutil.rmtree(draft.run_dir)
+        draft.start().until_ready()
+        holder = (sys.executable, str(HOLDER), str(draft.run_dir), "1")
+        process = other.enter_context(
+            subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        )
+        other.callback(process.kill)
+        assert process.stdout.readline() == b"held\n"
+        supervisor.run_until(lambda: f"process {process.pid}" in supervisor.describe().draft.reason)
+        client = Client(supervisor, 1).submit(PROMPT, 60).finish()
+        process.kill()
+        supervisor.run_until(lambda: supervisor.describe().draft.stage == "ready")
+        again = Client(supervisor, 2).submit(PROMPT, 60).finish()
+    assert client.tokens == again.tokens == text(60)
+    assert again.finished.statistics.mode == "speculative"

@@ -12,9 +12,9 @@ from pathlib import Path
 from support.supervised import DEADLINES, Client, plan_for
 from support.tiny_pair import write_pair
 
-from launch.plan import Status
 from launch.restart import Restarts
 from launch.supervisor import Supervisor
+from protocol.messages import StatusReport
 
 TRIAL = "DFLASH_TRIAL"
 # So many failures in a minute are the point here.
@@ -132,7 +132,7 @@ class Trials:
             "hits": {" ".join(key): count for key, count in sorted(self.hits.items())},
         }
 
-    def check(self, status: Status) -> None:
+    def check(self, status: StatusReport) -> None:
         """Nothing lost, nothing different, and every phase was really hit."""
         assert self.differences == []
         assert self.mismatches == 0
