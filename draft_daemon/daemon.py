@@ -10,6 +10,7 @@ import torch
 
 from draft_daemon.checkpoint import LoadedDraft, load_draft
 from draft_daemon.engine import Engine, first_forward
+from draft_daemon.golden import compare
 from draft_daemon.lexicon import lexicon
 from protocol import host_facts
 from protocol.boundary import each
@@ -127,25 +128,7 @@ class DraftDaemon:
         self.close()
         facts, config = self._draft.config, self._config
         check_pair(facts, TargetFacts(message.hidden_size, 0, message.padded_vocab_size))
-        shape = RingShape(
-            slots=message.slots,
-            window=message.ring_capacity,
-            guard=0,
-            row_width=facts.feature_width,
-            dtype=message.dtype,
-        )
-        transport = find_transport(message.transport)
-        address = message.address if transport.maps else config.target_address or message.address
-        guest = transport.reach(
-            address,
-            Terms(keyring(config, "draft"), Deadlines().pull),
-            nonce=message.ring_nonce,
-            life=message.target_life,
-            shape=shape,
-            timeout=Deadlines().ring_fetch,
-            device=self._device.name,
-        )
-        self._guest = guest
+        guest = self._guest = self._reach(message)
         engine = Engine(
             self._draft,
             guest,
@@ -156,12 +139,38 @@ class DraftDaemon:
             lexicon=lexicon(self._draft, guest, message, config),
         )
         engine.warm_up()
+        seconds = perf_counter() - began
+        found = compare(guest.weights(), facts.feature_width, engine.first_tokens)
         self._engine, self._target_life = engine, message.target_life
         return Paired(
             **self._lives(message),
             transport=message.transport,
             mapped_bytes=guest.mapped_bytes(),
-            seconds=perf_counter() - began,
+            seconds=seconds,
+            agreed=found.agreed,
+            compared=found.compared,
+        )
+
+    def _reach(self, message: Pair) -> FeatureGuest:
+        """The target's ring and weights, mapped or over a connection."""
+        config = self._config
+        shape = RingShape(
+            slots=message.slots,
+            window=message.ring_capacity,
+            guard=0,
+            row_width=self._draft.config.feature_width,
+            dtype=message.dtype,
+        )
+        transport = find_transport(message.transport)
+        address = message.address if transport.maps else config.target_address or message.address
+        return transport.reach(
+            address,
+            Terms(keyring(config, "draft"), Deadlines().pull),
+            nonce=message.ring_nonce,
+            life=message.target_life,
+            shape=shape,
+            timeout=Deadlines().ring_fetch,
+            device=self._device.name,
         )
 
     def _paired(self, message: LinkMessage) -> Engine:

@@ -6,8 +6,10 @@ again at the same position is always possible, since block rows never become con
 
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Final
 
 import torch
+from torch import Tensor
 
 from draft_daemon.checkpoint import LoadedDraft
 from draft_daemon.context import DraftContext
@@ -26,6 +28,8 @@ from protocol.messages import (
     ProposeItem,
 )
 from protocol.transports.base import FeatureGuest
+
+SCRATCH: Final = 0  # the slot of a trial
 
 
 @torch.inference_mode()
@@ -82,6 +86,24 @@ class Engine:
         self._context.write(0, 0, *self._network.project_context(features, 0))
         self._block(_Sequence(0, self._piece), self._piece, 0, self._config.max_proposals + 1)
         self._context.reset(0)
+
+    @torch.inference_mode()
+    def first_tokens(self, rows: Tensor, ids: Tensor, places: range) -> tuple[int, ...]:
+        """What would follow each of `ids` [n] at `places`, given the feature `rows` [n] before it.
+
+        Before any sequence is open, and at most as many rows as there is context.
+        """
+        keys, values = self._network.project_context(rows, 0)
+        self._context.write(SCRATCH, 0, keys, values)
+        anchored = self._config.sample_from_anchor
+        hidden = []
+        for base in reversed(places):  # a block destroys context rows of its own and later ones
+            block = torch.full((1 if anchored else 2,), self._config.mask_token_id)
+            block[0] = ids[base]
+            view = self._context.view(SCRATCH, base, len(block), self._context.window)
+            hidden.append(self._network.block(self._lexicon.embed(block), view)[-1:])
+        self._context.reset(SCRATCH)
+        return self._lexicon.best(torch.cat(hidden[::-1]))
 
     def open(self, item: OpenItem) -> OpenedItem:
         """Take the slot that the target assigned; 0 rows of context mean the daemon's own.

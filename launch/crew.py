@@ -145,6 +145,11 @@ class Crew:
         return self._introductions.placement
 
     @property
+    def doubt(self) -> str:
+        """Why the draft may be no draft for this target."""
+        return self._introductions.doubt
+
+    @property
     def paired_seconds(self) -> float:
         return self._introductions.paired_seconds
 

@@ -61,7 +61,7 @@ class DraftSide:
         self._asked = asked
         self._tally = tally
         if facts is not None:
-            self.stage, self.reason = "available", ""
+            self.stage, self.reason = "available", facts.doubt
 
     @property
     def holds_slot(self) -> bool:
@@ -127,7 +127,8 @@ class DraftSide:
             lost = "draft was lost and" if facts.life > self.life else "target was lost; draft"
             joined = f"{lost} joined again"
         self.facts, self.life, self.stage, self._ingested = facts, facts.life, "available", 0
-        self.reason = f"{joined} after {emitted} tokens" if emitted else ""
+        joined = f"{joined} after {emitted} tokens" if emitted else ""
+        self.reason = "; ".join(part for part in (joined, facts.doubt) if part)
 
     def part(self, reason: str) -> None:
         """The target that it is paired with is gone, and the round in progress."""

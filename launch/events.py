@@ -76,11 +76,12 @@ class DraftFacts:
     life: int
     block_size: int  # rows of the widest verify: the pending token and all it can propose
     context_window: int
+    doubt: str = ""  # why it may be no draft for this target
 
     @classmethod
-    def of(cls, hello: DraftHello) -> Self:
+    def of(cls, hello: DraftHello, doubt: str = "") -> Self:
         widest = hello.block_size + hello.sample_from_anchor
-        return cls(hello.draft_life, widest, hello.context_window)
+        return cls(hello.draft_life, widest, hello.context_window, doubt)
 
 
 # --- events ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from launch.events import Role
 from launch.lives import Lives
-from launch.meeting import check_hello, check_pair, check_served, pair_message
+from launch.meeting import check_hello, check_pair, check_served, doubt, pair_message
 from launch.peer import AnyReply, Peer
 from launch.plan import Plan
 from protocol.errors import DaemonError, ProtocolError, from_wire
@@ -52,6 +52,7 @@ class Introductions:
         self._owner = secrets.randbelow(MAX_NUMBER)
         self.placement: Placement | None = None
         self.paired_seconds = 0.0
+        self.doubt = ""  # about the draft
 
     @property
     def lives(self) -> tuple[int, int]:
@@ -101,7 +102,7 @@ class Introductions:
                 if peer.role == "target":
                     self._up(peer)
             case Pair(), Paired():
-                self.paired_seconds = reply.seconds
+                self.paired_seconds, self.doubt = reply.seconds, doubt(reply)
                 self._up(peer)
             case _:
                 raise ProtocolError(f"the {peer.role} answered {type(reply).__name__}")

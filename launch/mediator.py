@@ -80,7 +80,7 @@ class Mediator:
             if self.crew.placement is not None:
                 self.desk.transport = self.crew.placement.transport
             if not self.parking.holds("draft"):
-                self.desk.broadcast(DraftUp(DraftFacts.of(draft)))
+                self.desk.broadcast(DraftUp(DraftFacts.of(draft, self.crew.doubt)))
         self.parking.on_up(role)
         self.admit()
 
@@ -132,4 +132,4 @@ class Mediator:
     def _draft(self) -> DraftFacts | None:
         hello = self.crew.draft_hello
         ready = self.crew.stage("draft") == "ready" and not self.parking.holds("draft")
-        return DraftFacts.of(hello) if ready and hello is not None else None
+        return DraftFacts.of(hello, self.crew.doubt) if ready and hello is not None else None

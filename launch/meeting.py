@@ -1,11 +1,14 @@
 """How two loaded daemons are brought together: the messages, and what must agree. Pure."""
 
 from pathlib import Path
+from typing import Final
 
 from launch.plan import Attach
 from protocol.errors import ConfigError, DraftMismatch, ProtocolError, WireMismatch
-from protocol.messages import WIRE_VERSION, DraftHello, Hello, Pair, TargetHello
+from protocol.messages import WIRE_VERSION, DraftHello, Hello, Pair, Paired, TargetHello
 from protocol.placement import Placement
+
+LEAST_AGREEMENT: Final = 0.05  # a right draft that is weak has a quarter of them right
 
 
 def check_hello(asked: Hello, answer: TargetHello | DraftHello, role: str) -> None:
@@ -57,6 +60,19 @@ def check_pair(target: TargetHello, draft: DraftHello) -> None:
     for one, theirs, other, ours in facts:
         if theirs != ours:
             raise DraftMismatch(f"the target {one} {theirs}, the draft {other} {ours}")
+
+
+def doubt(paired: Paired) -> str:
+    """Why the draft may have been made for another target, by its first tokens; or nothing.
+
+    The text is the target's own all the same; but no width and no patience will make it faster.
+    """
+    if paired.agreed >= LEAST_AGREEMENT * paired.compared:
+        return ""
+    return (
+        f"wrong pair: of {paired.compared} first tokens on a fixed prompt the draft has "
+        f"{paired.agreed} right; it was made for another model, or is damaged"
+    )
 
 
 def pair_message(

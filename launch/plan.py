@@ -41,6 +41,7 @@ class Plan(FrozenConfig, frozen=True, kw_only=True):
     prefill_chunk: Positive = 256
     ring_window: Positive = 1024
     draft_context: Positive = 4096  # rows of context the draft attends to
+    golden: tuple[int, ...] = ()  # a prompt on which the draft is tried; see launch.golden
     widest: int = 0  # rows of a verify that guesses may fill; 0: the draft's block alone
     rollback: Literal["fast", "replay"] = "fast"
     transport: str = "auto"

@@ -45,6 +45,7 @@ def prepare(plan: Plan, run_dir: Path) -> Prepared:
             taps=network.target_layer_ids,
             block_size=max(network.max_proposals + 1, plan.widest),
             mask_token_id=network.mask_token_id,
+            golden=plan.golden,
         ),
         draft_config(plan, run_dir),
     )

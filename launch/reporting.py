@@ -18,7 +18,7 @@ def report(
         pid=os.getpid(),
         seconds=now - began,
         mode="speculative" if ready else "autoregressive",
-        mode_reason="" if ready else crew.no_draft,
+        mode_reason=crew.doubt if ready else crew.no_draft,
         transport=desk.transport,
         transport_reason=crew.no_draft if placement is None else placement.reason,
         target=parking.status("target"),

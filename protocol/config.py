@@ -71,6 +71,7 @@ class TargetConfig(FrozenConfig, frozen=True, kw_only=True):
     taps: tuple[int, ...] = ()
     block_size: int = 1  # widest block a Verify may carry
     mask_token_id: int = -1
+    golden: tuple[int, ...] = ()  # a prompt on which a draft is tried when it is paired
     rollback: Literal["fast", "replay"] = "fast"
     listen: str = ""  # tcp://HOST:PORT; empty: a socket file in the run directory
     keys: str = ""  # folder; empty: where protocol.keys looks by itself

@@ -223,7 +223,9 @@ class Paired(LinkMessage, frozen=True, kw_only=True):
 
     transport: Name
     mapped_bytes: Id
-    seconds: Seconds
+    seconds: Seconds  # of attaching and the first block
+    agreed: Count = 0  # first tokens on a fixed prompt that are the target's own choices
+    compared: Count = 0  # of so many; 0: the target shares no such prompt
 
 
 # --- another host ----------------------------------------------------------------------------

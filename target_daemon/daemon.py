@@ -40,6 +40,7 @@ from protocol.state import AnyTargetRequest, FeatureReply, TargetReply
 from protocol.transports.base import FeatureHost
 from protocol.transports.devices import HOST, Device, open_device
 from protocol.transports.registry import find_transport
+from target_daemon import golden
 from target_daemon.checks import Limits
 from target_daemon.engine import Engine
 from target_daemon.families.base import NativeTarget, load_target
@@ -182,6 +183,7 @@ def load_daemon(config: TargetConfig, progress: Progress) -> Iterator[TargetDaem
     host = find_transport(offered).host(Path(config.run_dir), device.name, config.hand_over)
     try:
         target = load_target(config, host, progress, device.torch)
+        golden.publish(target, host, config.golden)
         _run_once(target)
         yield TargetDaemon(config, target, host, perf_counter() - started, device)
     finally:

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
+
 from launch.commands.output import ProgressLine
 from launch.commands.receiver import Receiver
+from launch.golden import golden_ids
 from launch.interrupts import Interrupts
 from launch.plan import Loading, Plan
 from launch.statistics import Clock, Tally, statistics
@@ -39,7 +42,8 @@ class OwnPair:
         def stopping() -> bool:
             return interrupts.number is not None or receiver.closed
 
-        with Supervisor(self._plan, on_loading=self._on_loading) as supervisor:
+        plan = msgspec.structs.replace(self._plan, golden=golden_ids(tokenizer))
+        with Supervisor(plan, on_loading=self._on_loading) as supervisor:
             supervisor.watch(interrupts.fd, interrupts.on_ready)
             if supervisor.wait_ready(stopping):
                 supervisor.submit(submit, receiver, find_stops(submit, tokenizer))

@@ -14,6 +14,7 @@ from launch import exit_codes
 from launch.commands.attaching import attach_plan
 from launch.commands.pair import PairOptions
 from launch.commands.sampling import GUESS_WIDTH
+from launch.golden import golden_ids
 from launch.interrupts import Interrupts
 from launch.manager import Managed, words
 from launch.plan import Loading, Plan
@@ -62,6 +63,7 @@ def run(plan: Plan, interrupts: Interrupts, say: Callable[[str], None], notifier
     """The pair of `plan` and its clients, until a signal is recorded; `say` takes lines."""
     managed = Managed(notifier)
     tokenizer = TextTokenizer.load(Path(plan.model))
+    plan = msgspec.structs.replace(plan, golden=golden_ids(tokenizer))
 
     def stopping() -> bool:
         return interrupts.number is not None

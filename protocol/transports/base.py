@@ -22,6 +22,9 @@ from protocol.keyring import Keyring
 from protocol.messages import Attached
 
 NO_OWNER: Final = -1
+# Shared beside the weights: a fixed prompt's ids over the choices at each [2, n], and its rows.
+GOLDEN_IDS: Final = "golden_ids"
+GOLDEN_ROWS: Final = "golden_rows"
 
 
 def _nothing(slot: int, start: int, stop: int) -> None:

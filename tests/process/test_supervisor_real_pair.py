@@ -79,6 +79,19 @@ def test_a_request_goes_on_where_another_left_its_state(pair, alone):
     assert client.finished.statistics.num_kept_tokens == 192  # up to a boundary of chunks
 
 
+def test_a_draft_that_agrees_with_nothing_is_called_a_wrong_pair(folders, alone):
+    """Random weights: the text is the target's own, and the reason is no low acceptance."""
+    with Supervisor(plan_for(*folders, golden=tuple(LONG[:36]))) as supervisor:
+        supervisor.wait_ready()
+        status = supervisor.describe()
+        client = Client(supervisor, 1).submit(PROMPT, 60).finish()
+    said = "wrong pair: of 28 first tokens on a fixed prompt the draft has "
+    assert status.mode_reason.startswith(said)
+    figures = client.finished.statistics
+    assert (figures.mode, figures.mode_reason) == ("speculative", status.mode_reason)
+    assert client.tokens == alone[tuple(PROMPT)]
+
+
 @pytest.mark.fault
 def test_a_request_survives_the_death_of_the_draft(folders, alone):
     with Supervisor(plan_for(*folders)) as supervisor:

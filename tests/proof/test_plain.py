@@ -3,9 +3,16 @@
 import dataclasses
 
 import pytest
+import torch
 from support import proofs
 from support.proof_prompts import MAX_TOKENS
 from support.proof_reference import read_walks
+
+from draft_daemon.golden import compare
+from launch.golden import golden_ids
+from launch.meeting import LEAST_AGREEMENT
+from launch.tokenizer import TextTokenizer
+from protocol.transports.base import GOLDEN_IDS, GOLDEN_ROWS
 
 pytestmark = pytest.mark.timeout(300)  # a slow machine is no fault
 TOKENS = MAX_TOKENS["own"]
@@ -63,3 +70,17 @@ def test_a_walk_of_other_token_ids_is_refused(plain_pair, own_prompts, runs):
     prompt = dataclasses.replace(own_prompts[0], ids=own_prompts[1].ids)
     with pytest.raises(ValueError, match="other token ids"):
         proofs.acceptance(plain_pair, [prompt], runs, walks, TOKENS, allowed=0)
+
+
+def test_the_golden_block_tells_the_right_draft_from_a_scrambled_one(plain_pair, checkpoints):
+    target, draft = plain_pair.target, plain_pair.draft
+    ids = torch.tensor(golden_ids(TextTokenizer.load(checkpoints.model)))
+    choices = target.verify_batch(0, ids, 0, "all").argmax(dim=-1)
+    rows = target.ring.rows[0, : len(ids)].clone()
+    weights = {GOLDEN_IDS: torch.stack((ids, choices)), GOLDEN_ROWS: rows}
+    right = compare(weights, rows.shape[1], draft.first_tokens)
+    weights[GOLDEN_ROWS] = rows.roll(target.hidden_size, dims=1)  # the taps in another order
+    scrambled = compare(weights, rows.shape[1], draft.first_tokens)
+    assert right.compared == scrambled.compared == len(ids) - 8
+    assert right.agreed > 0.15 * right.compared
+    assert scrambled.agreed < LEAST_AGREEMENT * scrambled.compared

@@ -141,7 +141,7 @@ class RealPair:
 
         Where `token` is the best itself, how far below it the second best lies.
         """
-        borrowed, seen = self.draft._borrowed, []
+        borrowed, seen = self.draft._lexicon, []
         best = borrowed.best
 
         def record(hidden):
