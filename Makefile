@@ -2,6 +2,7 @@
 #
 #   PYTHON=python3.12 make test      another interpreter for the environment
 #   VENV=/somewhere/else make test   another place for it
+#   WHEELS=/folder make gpu          packages from that folder alone, without a network
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,16 +10,17 @@ DEMO_PROMPT ?= A train leaves at 3 pm and travels 60 miles per hour for 4 hours.
 
 BIN := $(VENV)/bin
 INPUTS := setup.cfg pyproject.toml constraints.txt
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet \
+  $(if $(WHEELS),--no-index --find-links $(WHEELS),-c constraints.txt)
 
 # Tests on the default model are skipped, and say so, where it cannot be fetched.
 PULL := $(BIN)/dflashd pull --quiet || echo "going on without the default model"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check fix proof reference bench gpu soak clean
+.PHONY: help demo test lint check fix proof reference bench gpu gpu-soak gpu-bench soak clean
 
 help:
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
 
 # --- environments ------------------------------------------------------------------------------
 
@@ -75,8 +77,14 @@ bench: $(VENV)/installed-dev  ## measure on the public prompts; see benchmarks/R
 	$(BIN)/dflashd pull
 	$(BIN)/python benchmarks/decode.py
 
-gpu: $(VENV)/installed-dev  ## the tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu
+gpu: $(VENV)/installed-dev  ## the tests that need a CUDA device; STAGE=devices|ring|engines|pair: one
+	$(BIN)/python -m pytest -m "gpu and not soak" tests/gpu/$(if $(STAGE),test_$(STAGE).py)
+
+gpu-soak: $(VENV)/installed-dev  ## the same for a long time
+	$(BIN)/python -m pytest -m "gpu and soak" tests/gpu
+
+gpu-bench: $(VENV)/installed-dev  ## time per round on a CUDA device; see docs/gpu.md
+	$(BIN)/python benchmarks/gpu.py
 
 soak: $(VENV)/installed-dev  ## the tests that run for a long time
 	HYPOTHESIS_PROFILE=explore DFLASH_RELIABILITY=docs/reliability.json $(BIN)/python -m pytest -m soak --timeout 0

@@ -80,3 +80,16 @@ def test_a_cold_start_is_measured_to_the_first_byte_with_its_stages(settings, tm
     marks = found["stages_seconds"]
     assert 0 < marks["target loading"] < marks["ready"] < marks["first token"] < marks["ended"]
     assert found["first_byte_seconds"]["median"] > marks["first token"] / 2
+
+
+def test_the_gpus_benchmark_runs_the_same_engines_on_the_cpu_and_refuses_a_gpu_that_is_not_there():
+    ended = script("gpu.py", "--shape", "tiny", "--device", "cpu", "--contexts", "64")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    (figures,) = found["contexts"].values()
+    parts = [figures[name] for name in ("ingest_ms", "draft_ms", "verify_ms")]
+    assert figures["round_ms"] == pytest.approx(sum(parts), abs=1e-3)
+    assert found["not run"]
+    ended = script("gpu.py", "--shape", "tiny", "--device", "cuda:99")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("no CUDA device") or "cupy" in ended.stderr

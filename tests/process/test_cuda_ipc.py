@@ -1,17 +1,12 @@
 """Two real processes share the fake GPU's memory, and either is killed while the other uses it."""
 
-import contextlib
-import os
 import select
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
-from support.cuda_peer import SHAPE
+from support.cuda_peer import SHAPE, peer
 from support.fake_cuda import FakeCuda, Violation, driven
 from support.ring_peers import LIFE, NONCE, expected_rows, write_forward
 
@@ -20,28 +15,7 @@ from protocol.transports.base import WeightSpec
 from protocol.transports.cuda_ipc import CudaIpc
 
 pytestmark = pytest.mark.process
-ROOT = Path(__file__).resolve().parents[2]
-TESTS = ROOT / "tests"
 SECONDS = 30.0
-
-
-@contextlib.contextmanager
-def peer(half, run_dir):
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, TESTS / "support" / "cuda_peer.py", half, run_dir],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(10)
-        process.stdin.close()
-        process.stdout.close()
 
 
 @pytest.fixture
@@ -104,3 +78,14 @@ def test_a_killed_draft_keeps_the_target_from_nothing(runtime_dir, fake):
         view.publish(0, 0, 4)
         host.close()  # frees everything: the dead one's mappings are the driver's business
     assert fake.left() == []
+
+
+def test_a_draft_that_overwrites_all_it_maps_does_not_touch_the_target(runtime_dir):
+    with peer("host", runtime_dir) as host:
+        assert host.stdout.readline() == "ready\n"
+        with peer("spoiler", runtime_dir) as draft:
+            assert draft.stdout.readline() == "right\n"
+            draft.stdin.close()
+            assert draft.wait(10) == 0
+        host.stdin.close()
+        assert host.stdout.readline() == "closed\n"  # where it found its own weights as they were

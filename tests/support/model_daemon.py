@@ -163,7 +163,7 @@ class Daemon:
             return host_facts.gather("cpu", 1)
         uuid = f"GPU-{self.config.device}"
         gpu = GpuFacts(uuid=uuid, name="model", driver="13.0", mig=False, mps=False)
-        return host_facts.gather(f"cuda:{uuid}", 1, gpu)
+        return host_facts.gather(f"cuda:{uuid}", 1, gpu=gpu)
 
     def _hello(self, hello, lives):
         if lives[f"{self.role}_life"] != self.life:  # a service's new life

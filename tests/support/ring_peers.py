@@ -115,7 +115,7 @@ def expected_rows(shape: RingShape, sequence: int, start: int, stop: int) -> tor
 def write_forward(view, slot: int, sequence: int, base: int, width: int) -> None:
     """Write the rows of one forward: announce, then one tap after the other, then publish."""
     view.announce(slot, base + width)
-    rows = expected_rows(view.shape, sequence, base, base + width)
+    rows = expected_rows(view.shape, sequence, base, base + width).to(view.rows.device)
     places = torch.arange(base, base + width) % view.shape.capacity
     for columns in torch.arange(view.shape.row_width).chunk(2):
         view.rows[slot, places.unsqueeze(1), columns.unsqueeze(0)] = rows[:, columns]
