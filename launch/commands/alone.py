@@ -17,6 +17,7 @@ from launch.prepare import draft_config, prepare
 from launch.progress import progress_for
 from protocol.config import DType
 from protocol.errors import UsageError
+from protocol.gpu import check_devices
 from protocol.instances import daemon_directory
 
 
@@ -40,6 +41,7 @@ class DraftOptions:
     model: str
     draft: str | None
     draft_context: int
+    draft_device: str
     dtype: DType
     threads: int
     slots: int
@@ -61,6 +63,9 @@ def run_target(options: TargetOptions) -> int:
     plan = Plan(
         model=str(model.path),
         draft=None if draft is None else str(draft),
+        target_device=options.target_device,
+        draft_device=options.draft_device,
+        hand_over=options.hand_over,
         dtype=options.dtype,
         exact=options.exact,
         threads=options.threads,
@@ -76,9 +81,11 @@ def run_draft(options: DraftOptions) -> int:
     """Becomes the draft daemon; raises what is wrong with the options."""
     if options.draft == NONE:
         raise UsageError("--draft none: there is nothing to run")
+    check_devices({"--draft-device": options.draft_device})
     plan = Plan(
         draft=str(options.find_draft()),
         draft_context=options.draft_context,
+        draft_device=options.draft_device,
         dtype=options.dtype,
         threads=options.threads,
         slots=options.slots,

@@ -20,7 +20,8 @@ _instance = click.option(
 )
 @click.option("--mask-token", type=click.IntRange(0, (1 << 31) - 1), help="The draft's mask id.")
 @click.option("--block-size", type=click.IntRange(1, 1024), help="The draft's block size.")
-@settings("dtype", "exact", "threads", "slots", "max_positions")
+@settings("target_device", "draft_device", "hand_over", "dtype", "exact", "threads")
+@settings("slots", "max_positions")
 @_instance
 @settings("run_dir")
 @config_option
@@ -43,7 +44,7 @@ def target_command(**arguments: object) -> int:
     show_default=True,
     help="The target's model: its own draft is taken where --draft names none. Not fetched.",
 )
-@settings("draft", "draft_context", "dtype", "threads", "slots")
+@settings("draft", "draft_context", "draft_device", "dtype", "threads", "slots")
 @_instance
 @settings("run_dir")
 @config_option

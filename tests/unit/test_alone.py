@@ -87,6 +87,13 @@ def test_the_default_models_draft_is_the_installed_one(become_what):
     assert config.slots == 3
 
 
+@pytest.mark.parametrize("verb", ["target", "draft"])
+def test_a_device_that_is_not_there_is_refused_before_anything_is_started(verb, folders, capsys):
+    more = ("--model", folders[0], "--draft", folders[1], "--draft-device", "cuda:99")
+    assert main([verb, *more]) == 78
+    assert "--draft-device" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
