@@ -69,6 +69,12 @@ def read_files(
     return found
 
 
+def nearest(name: str, known: Collection[str]) -> str:
+    """Which of `known` may have been meant, as the end of a sentence."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
 def _tables(path: Path, found: object, verbs: Collection[str]) -> dict[str, dict[str, Any]]:
     """What stands below ``[only.VERB]``, by verb."""
     if not isinstance(found, dict):
@@ -103,8 +109,7 @@ def _check(
 ) -> None:
     for key, value in content.items():
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean `{close[0]}`?" if close else ""
+            hint = nearest(key, known)
             raise ConfigError(f"{path}: no setting is named `{table}{key}`{hint}")
         setting = known[key]
         defect = setting.defect(click.Context(click.Command(key)), value)

@@ -53,11 +53,6 @@ _COMMON: Final[Lines] = (
     "LimitNOFILE=65536",
     "# A core would hold prompts, texts and keys.",
     "LimitCORE=0",
-    "# One folder for all, since they meet in it; each takes its own part away at its end.",
-    "RuntimeDirectory=dflash",
-    "RuntimeDirectoryMode=0700",
-    "RuntimeDirectoryPreserve=yes",
-    "Environment=DFLASH_RUNTIME=%t/dflash",
     "NoNewPrivileges=yes",
     "LockPersonality=yes",
     "RestrictNamespaces=yes",
@@ -69,10 +64,15 @@ _COMMON: Final[Lines] = (
     "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
 )
 
-# What only the system's manager can give.
+# What only the system's manager can give, and what a user has already.
 _SYSTEM: Final[Lines] = (
     f"User={USER}",
     f"Group={USER}",
+    "# One folder for all, since they meet in it; each takes its own part away at its end.",
+    "RuntimeDirectory=dflash",
+    "RuntimeDirectoryMode=0700",
+    "RuntimeDirectoryPreserve=yes",
+    "Environment=DFLASH_RUNTIME=%t/dflash",
     "CacheDirectory=dflash",
     "StateDirectory=dflash",
     "ConfigurationDirectory=dflash",

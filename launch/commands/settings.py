@@ -12,20 +12,24 @@ setting of one verb alone is ``click.option(..., cls=Setting)``, and nothing els
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from launch.config_file import files_for, read_files
+from launch.config_file import files_for, nearest, read_files
 from launch.models import DEFAULT_NAME
 from launch.policy import AUTO, FULL
-from launch.settings import PREFIX, Setting
+from launch.settings import PREFIX, Setting, settings_of
+from protocol.errors import ConfigError
 from protocol.gpu import CPU, DEVICE
+from protocol.lifeline import PARENT_VARIABLE
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+CONFIG_VARIABLE: Final = f"{PREFIX}CONFIG"
+NO_SETTINGS: Final = frozenset({CONFIG_VARIABLE, PARENT_VARIABLE})
 FILES: Final = "launch.config_file"  # in click's Context.meta: what the files say, by key
 MAX_COUNT: Final = 1 << 30
 
@@ -155,10 +159,26 @@ def verbs() -> Mapping[str, click.Command]:
     return commands()
 
 
+def _check_variables(command: click.Command) -> None:
+    """Refuse a variable of ours that no verb takes: it would be a silent misspelling."""
+    named = {name for name in os.environ if name.startswith(PREFIX)} - NO_SETTINGS
+    if not named - _variables([command]):
+        return
+    known = _variables(verbs().values())
+    for name in sorted(named - known):
+        hint = nearest(name, known)
+        raise ConfigError(f"the environment's {name} names no setting{hint}")
+
+
+def _variables(commands: Iterable[click.Command]) -> set[str]:
+    return {str(each.envvar) for command in commands for each in settings_of(command).values()}
+
+
 def _load(context: click.Context, _: click.Parameter, named: Path | None) -> None:
     """Read the files before any other option is looked at."""
     if context.resilient_parsing:
         return
+    _check_variables(context.command)
     files = files_for(named, os.environ)
     stated = read_files(files, verbs, context.command.name or "")
     context.meta[FILES] = stated
@@ -169,7 +189,7 @@ config_option: Final = click.option(
     "--config",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    envvar=f"{PREFIX}CONFIG",
+    envvar=CONFIG_VARIABLE,
     is_eager=True,
     expose_value=False,
     callback=_load,

@@ -163,6 +163,14 @@ def test_a_wrong_variable_is_a_usage_error_that_names_it():
     assert "DFLASHD" not in dflashd("generate", "--threads", "many", "hello").err
 
 
+def test_a_misspelt_variable_is_refused_with_the_nearest_one():
+    outcome = dflashd("generate", "hello", env={"DFLASHD_THREAD": "1"})
+    assert outcome.code == 78
+    assert "DFLASHD_THREAD names no setting; did you mean `DFLASHD_THREADS`?" in outcome.err
+    others = {"DFLASHD_MAX_WAITING": "3", "DFLASHD_PARENT": "1"}
+    assert _show("generate", env=others).keys() == _show("generate").keys()
+
+
 def test_help_is_given_whatever_the_files_say(file):
     file.write_text("nonsense")
     outcome = dflashd("generate", "--help", env={"DFLASHD_CONFIG": str(file)})

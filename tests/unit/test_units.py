@@ -78,8 +78,6 @@ def test_every_service_is_notified_hardened_and_without_cores(name, choice):
         *("Type=notify", "NotifyAccess=main", "Restart=on-failure", "KillMode=mixed"),
         *("RestartPreventExitStatus=2 77 78", "LimitCORE=0", "UMask=0077"),
         *(
-            "RuntimeDirectoryMode=0700",
-            "RuntimeDirectoryPreserve=yes",
             "NoNewPrivileges=yes",
             "SystemCallFilter=@system-service",
         ),
@@ -97,6 +95,16 @@ def test_the_supervisor_wants_its_daemons_and_comes_after_them():
     assert daemons in _values(lines, "After")
     assert _values(lines, "Conflicts") == ["dflash-single@%i.service"]
     assert daemons in _values(_unit(SINGLE), "Conflicts")[0]
+
+
+def test_all_services_of_the_system_meet_in_one_private_folder_and_a_users_where_the_user_looks():
+    for name in (TARGET, DRAFT, SUPERVISOR, SINGLE):
+        lines, users = _unit(name), _unit(name, user=True)
+        assert _values(lines, "RuntimeDirectory") == ["dflash"]
+        assert "Environment=DFLASH_RUNTIME=%t/dflash" in lines
+        assert "RuntimeDirectoryMode=0700" in lines
+        assert "RuntimeDirectoryPreserve=yes" in lines  # one that stops leaves it to the others
+        assert not any("RuntimeDirectory" in line or "DFLASH_RUNTIME" in line for line in users)
 
 
 def test_only_what_computes_may_run_what_it_has_written():
