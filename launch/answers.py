@@ -6,9 +6,11 @@ rather than show text that may be wrong. A draft that does is only not asked aga
 
 from launch.events import Request, Result
 from launch.token_ids import WIDTH, unpack_ids
+from protocol.errors import DeviceLost
 from protocol.messages import (
     IngestedItem,
     IngestItem,
+    ItemFailed,
     OpenedItem,
     OpenItem,
     PrefilledItem,
@@ -23,8 +25,13 @@ from protocol.messages import (
 
 
 def target_defect(asked: Request, answer: Result, vocab_size: int) -> str:
-    """The defect of any answer of a target; an item that failed has none."""
+    """The defect of any answer of a target; an item that failed has none, but for a lost GPU.
+
+    What CUDA says once it says of everything that follows in that process: only a new life helps.
+    """
     match asked, answer:
+        case _, ItemFailed(code=DeviceLost.code):
+            return answer.detail
         case OpenItem(), OpenedItem():
             return opened_defect(asked, answer)
         case PrefillItem(), PrefilledItem():

@@ -48,6 +48,15 @@ def test_a_verify_that_fails_at_width_1_too_fails_alone_and_leaves_the_state(err
     assert unpack(verdict.tokens) == text[1:5]
 
 
+def test_an_error_of_cuda_is_not_tried_again_in_the_same_process():
+    target = FailingTarget()
+    engine, _, first = ready(target)
+    target.failures = {3: RuntimeError("CUDA error: an illegal memory access was encountered")}
+    with pytest.raises(errors.DeviceLost, match="the GPU failed in a forward of 2 rows"):
+        engine.verify(block([first, 1]))
+    assert target.failures == {}
+
+
 def test_a_defect_undoes_the_round_and_is_not_hidden():
     target = FailingTarget()
     engine, _, first = ready(target)

@@ -13,6 +13,7 @@ from protocol.messages import (
     CloseItem,
     IngestedItem,
     IngestItem,
+    ItemFailed,
     OpenItem,
     Piece,
     PrefillItem,
@@ -500,6 +501,18 @@ def test_a_verdict_that_keeps_other_drafts_than_the_blocks_ends_that_life():
 
     made.answer("target", swap)
     assert "drafts" in made.accused[0].reason
+    made.drain()
+    assert made.tokens == made.setting.text[0]
+
+
+def test_a_target_whose_gpu_is_lost_is_started_again_and_no_request_fails():
+    made = until("target", VerifyItem)
+    asked = made.asked["target"][0]
+    lost = ItemFailed(
+        sequence=asked.sequence, round=asked.round, code="device_lost", detail="a GPU"
+    )
+    made.answer("target", lambda _item: lost)
+    assert "a GPU" in made.accused[0].reason
     made.drain()
     assert made.tokens == made.setting.text[0]
 
