@@ -7,15 +7,17 @@ asked to leave; whoever runs the service starts it again.
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from launch.daemon_process import Event, Lost, Present
 from launch.events import Role
+from launch.far import Far
 from launch.peer import SOCKETS, Peer
 from launch.plan import Attach
+from protocol.addresses import is_tcp
 from protocol.config import RING_SOCKET
 from protocol.driving import DriverLock, read_driver
 from protocol.errors import (
@@ -26,6 +28,7 @@ from protocol.errors import (
     PermissionRefused,
     ProtocolError,
 )
+from protocol.keyring import keyring_for
 from protocol.messages import Leave
 from protocol.run_directory import is_private, living_owner, remove_if_orphaned
 
@@ -127,27 +130,37 @@ class Attached:
 class Attacher:
     """Makes the peers of a pair that runs already; every life is greater than any before."""
 
-    def __init__(self, attach: Attach) -> None:
-        self._folders: dict[Role, Path] = {"target": Path(attach.target)}
+    def __init__(self, attach: Attach, environment: Mapping[str, str]) -> None:
+        """Raises ConfigError or PermissionRefused for keys that are needed and cannot be read."""
+        self._places: dict[Role, str] = {"target": attach.target}
         if attach.draft is not None:
-            self._folders["draft"] = Path(attach.draft)
-        self._locks = {role: DriverLock(folder) for role, folder in self._folders.items()}
+            self._places["draft"] = attach.draft
+        folders = {role: Path(place) for role, place in self._places.items() if not is_tcp(place)}
+        self._folders: dict[Role, Path] = folders
+        self._locks = {role: DriverLock(folder) for role, folder in folders.items()}
+        self._keyring = keyring_for("supervisor", attach.keys, self._places.values(), environment)
         self._last = 0
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        return tuple(self._folders)
+        return tuple(self._places)
 
     @property
-    def ring_socket(self) -> Path:
-        return self._folders["target"] / RING_SOCKET
+    def ring_address(self) -> str:
+        place = self._places["target"]
+        return place if is_tcp(place) else str(Path(place) / RING_SOCKET)
 
     def peer(self, role: Role, before: Peer | None = None) -> Peer:
         """A peer of a new life; the daemon is asked to end `before` if it was sick in that one."""
-        folder = self._folders[role]
+        folder = self._folders.get(role)
+        given = 0 if folder is None else read_driver(folder).life
         # By the clock, and not by it alone: a clock can be set back.
-        self._last = max(self._last + 1, time.time_ns(), read_driver(folder).life + 1)
-        process = Attached(role, folder, self._locks[role], self._last, _leave(before))
+        self._last = max(self._last + 1, time.time_ns(), given + 1)
+        if folder is None:
+            address = self._places[role]
+            far = Far(address, leave_messages(before))
+            return Peer(role, self._last, far, address, self._keyring)
+        process = Attached(role, folder, self._locks[role], self._last, leave_messages(before))
         return Peer(role, self._last, process, f"ipc://{folder / SOCKETS[role]}")
 
     def close(self) -> None:
@@ -157,7 +170,8 @@ class Attacher:
             remove_if_orphaned(self._folders[role])
 
 
-def _leave(before: Peer | None) -> tuple[Leave, ...]:
+def leave_messages(before: Peer | None) -> tuple[Leave, ...]:
+    """What asks a daemon to end that was sick in its life before; nothing for any other reason."""
     if before is None or before.hello is None or not isinstance(before.error, SICK):
         return ()
     target, draft = (before.life, 0) if before.role == "target" else (0, before.life)

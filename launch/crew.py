@@ -13,7 +13,7 @@ from typing import Final
 
 from launch.daemon_process import Event, Lost, Present
 from launch.deadlines_heap import DeadlineHeap, Timer
-from launch.events import Role
+from launch.events import Accuse, Role
 from launch.heartbeat import Heartbeats
 from launch.introductions import Introductions
 from launch.lives import Lives
@@ -23,7 +23,14 @@ from launch.plan import Loading, Plan
 from launch.process import Exited
 from protocol import status
 from protocol.client import Poller
-from protocol.errors import DaemonDied, DaemonError, DeadlineExceeded, ProtocolError, from_wire
+from protocol.errors import (
+    DaemonDied,
+    DaemonError,
+    DeadlineExceeded,
+    ProtocolError,
+    Unavailable,
+    from_wire,
+)
 from protocol.messages import (
     DaemonStatus,
     DraftHello,
@@ -209,6 +216,8 @@ class Crew:
                     self._lives.lose(peer, ProtocolError(f"the {peer.role}: {reply}"), kill=True)
                 else:
                     self._on_reply(peer, reply)
+            if (broken := peer.link.broken) is not None:
+                self._lives.lose(peer, broken, kill=False)
 
     def _on_event(self, peer: Peer, event: Event) -> None:
         match event:
@@ -257,11 +266,12 @@ class Crew:
         error = DeadlineExceeded(f"the {peer.role} did not answer {verb} within {seconds:g} s")
         self._lives.lose(peer, error, kill=True)
 
-    def accuse(self, role: Role, life: int, reason: str) -> None:
+    def accuse(self, accusation: Accuse) -> None:
         """Start a daemon again if it still lives this life; it is not to be trusted any more."""
-        peer = self._lives.peers.get(role)
-        if peer is not None and peer.life == life:
-            lose = partial(self._lives.lose, peer, ProtocolError(reason), kill=True)
+        peer = self._lives.peers.get(accusation.role)
+        if peer is not None and peer.life == accusation.life:
+            kind = ProtocolError if accusation.sick else Unavailable
+            lose = partial(self._lives.lose, peer, kind(accusation.reason), kill=True)
             self._timers.add(time.monotonic(), lose)  # the session that asks is at work
 
     def _on_over(self, peer: Peer, error: DaemonError, asked: Listed | None) -> None:

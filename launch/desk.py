@@ -49,7 +49,7 @@ class Desk:
     def __init__(
         self,
         send: Callable[[Role, Request], None],
-        accuse: Callable[[Role, int, str], None],
+        accuse: Callable[[Accuse], None],
         *,
         max_waiting: int,
     ) -> None:
@@ -216,8 +216,8 @@ class Desk:
                     if isinstance(message, Piece):
                         request.clock.mark(time.monotonic())
                     self.tell(partial(request.sink, message))
-                case Accuse(role, life, reason):
-                    self._accuse(role, life, reason)
+                case Accuse():
+                    self._accuse(command)
                 case Finish(reason):
                     del self._running[session.sequence]
                     self._conclude(request, session, reason)

@@ -1,13 +1,13 @@
 """One session's dealings with its draft: whether it can be asked, and what it has answered."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from launch.answers import ingest_defect, proposal_defect
 from launch.events import DraftFacts, Request, Result, TargetFacts
 from launch.outstanding import Outstanding
 from launch.statistics import Tally
-from protocol.errors import InternalError
+from protocol.errors import DeadlineExceeded, FeatureExpired, InternalError, Unavailable
 from protocol.messages import (
     CloseItem,
     IngestedItem,
@@ -18,6 +18,9 @@ from protocol.messages import (
     ProposedItem,
     ProposeItem,
 )
+
+# Of a draft that cannot reach its target, or came too late there: it need not be started again.
+NOT_ITS_FAULT: Final = {DeadlineExceeded.code, FeatureExpired.code, Unavailable.code}
 
 
 @dataclass(slots=True)
@@ -31,6 +34,7 @@ class Block:
     ingested: int = 0  # feature rows
     draft_seconds: float = 0.0
     ingest_seconds: float = 0.0
+    moved_bytes: int = 0  # over a network
 
 
 class DraftSide:
@@ -155,10 +159,10 @@ class DraftSide:
     def take(self, asked: Request, item: Result, *, decoding: bool) -> bool:
         """Take in the answer to `asked`; True when a block is ready to be verified."""
         match asked, item:
-            case OpenItem(), ItemFailed():
-                self._distrust(f"the draft refused: {item.detail}", holds_slot=False)
             case _, ItemFailed():
-                self._distrust(f"the draft refused: {item.detail}")
+                holds_slot = not isinstance(asked, OpenItem)
+                sick = item.code not in NOT_ITS_FAULT
+                self._distrust(f"the draft refused: {item.detail}", holds_slot, sick=sick)
             case OpenItem(), OpenedItem():
                 self.stage, self._ingested = "open", min(item.committed, asked.committed)
             case IngestItem(), IngestedItem():
@@ -178,6 +182,7 @@ class DraftSide:
                 return
             self._ingested = asked.base_pos
             self._tally.add_seconds(item.draft_seconds, item.ingest_seconds, 0.0)
+            self._tally.moved_bytes += item.moved_bytes
         elif not isinstance(asked, CloseItem):
             self.take(asked, item, decoding=decoding)
 
@@ -193,8 +198,10 @@ class DraftSide:
         if decoding:
             self.block.ingested += rows
             self.block.ingest_seconds += item.seconds
+            self.block.moved_bytes += item.moved_bytes
         else:
             self._tally.prompt_ingest_seconds += item.seconds
+            self._tally.prompt_moved_bytes += item.moved_bytes
 
     def _on_proposed(self, asked: ProposeItem, item: ProposedItem) -> bool:
         if defect := proposal_defect(asked, item, self._target.vocab_size):
@@ -205,11 +212,12 @@ class DraftSide:
         self.block.offered = item.tokens
         self.block.draft_seconds += item.draft_seconds
         self.block.ingest_seconds += item.ingest_seconds
+        self.block.moved_bytes += item.moved_bytes
         return True
 
-    def _distrust(self, reason: str, *, holds_slot: bool = True) -> None:
+    def _distrust(self, reason: str, holds_slot: bool = True, *, sick: bool = True) -> None:
         """Go on without this life of the draft, which should end; its slot there is freed."""
         self.lose(reason)
         if holds_slot:
             self._asked.ask("draft", CloseItem)
-        self._asked.accuse("draft", self.life, reason)
+        self._asked.accuse("draft", self.life, reason, sick=sick)

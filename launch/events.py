@@ -205,11 +205,15 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Accuse:
-    """A daemon of this life answered what cannot be right: it should be started again."""
+    """A daemon of this life answered what cannot be right: it should be started again.
+
+    One that is not `sick` could not do what was asked; another life may, of the same process.
+    """
 
     role: Role
     life: int
     reason: str
+    sick: bool = True
 
 
 Command: TypeAlias = Send | Emit | Accuse | Finish | Fail

@@ -187,7 +187,7 @@ def _drive(
                 todo.extend(session.handle(reply))
             case Emit(Piece() as piece):
                 deliver(piece)
-            case Accuse("target", _, reason):
+            case Accuse("target", _, reason, _):
                 raise ProtocolError(reason)
             case Emit() | Accuse():
                 pass  # nobody can start an object again

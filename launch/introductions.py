@@ -135,7 +135,7 @@ class Introductions:
             self._on_bad_draft(peer, error)
             return
         self._set_stage(peer, "pairing")
-        message = pair_message(target, draft, self.placement, self._lives.ring_socket)
+        message = pair_message(target, draft, self.placement, self._lives.ring_address)
         self._send("draft", message, self._plan.deadlines.pair)
 
     def _up(self, peer: Peer) -> None:

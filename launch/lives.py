@@ -20,7 +20,7 @@ from launch.plan import Plan
 from launch.restart import Backoff
 from launch.starter import Starter, starter_for
 from protocol.client import Poller
-from protocol.errors import DaemonError
+from protocol.errors import DaemonError, PermissionRefused
 
 OnOver: TypeAlias = Callable[[Peer, DaemonError, Listed | None], None]
 
@@ -73,9 +73,9 @@ class Lives:
             self._begin(self._starter, role)
 
     @property
-    def ring_socket(self) -> Path:
+    def ring_address(self) -> str:
         """Where the target offers its ring; once started."""
-        return Path() if self._starter is None else self._starter.ring_socket
+        return "" if self._starter is None else self._starter.ring_address
 
     @property
     def num_stale_replies(self) -> int:
@@ -195,6 +195,8 @@ class Lives:
     def _may_restart(self, peer: Peer) -> bool:
         """A target that cannot even load is an error at once, not a reason to wait."""
         served = peer.role in self._served or self.restarts["target"] > 0
+        if isinstance(peer.error, PermissionRefused) and not served:
+            return peer.role == "draft"
         return peer.role == "draft" or served or peer.process.may_come_later
 
     def _close_all(self) -> None:

@@ -1,6 +1,5 @@
 """How two loaded daemons are brought together: the messages, and what must agree. Pure."""
 
-from pathlib import Path
 from typing import Final
 
 from launch.plan import Attach
@@ -76,14 +75,14 @@ def doubt(paired: Paired) -> str:
 
 
 def pair_message(
-    target: TargetHello, draft: DraftHello, placement: Placement, ring_socket: Path
+    target: TargetHello, draft: DraftHello, placement: Placement, ring_address: str
 ) -> Pair:
     """What the draft needs to attach to the target's ring, embedding and head."""
     return Pair(
         target_life=target.target_life,
         draft_life=draft.draft_life,
         transport=placement.transport,
-        address=target.host.listens if placement.transport == "tcp" else str(ring_socket),
+        address=ring_address,
         ring_nonce=target.nonce,
         slots=target.slots,
         ring_capacity=target.ring_capacity,

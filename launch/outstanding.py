@@ -71,9 +71,9 @@ class Outstanding:
         """Tell the client."""
         self._commands.append(Emit(message))
 
-    def accuse(self, role: Role, life: int, reason: str) -> None:
-        """Say that this life of a daemon is not to be trusted."""
-        self._commands.append(Accuse(role, life, reason))
+    def accuse(self, role: Role, life: int, reason: str, *, sick: bool = True) -> None:
+        """Say that this life of a daemon is not to be trusted; `sick`: that it should end."""
+        self._commands.append(Accuse(role, life, reason, sick))
 
     def forget(self, role: Role) -> None:
         """Its daemon is gone; no answer will come."""

@@ -12,6 +12,7 @@ from launch.events import Role
 from protocol.client import Link, Poller
 from protocol.config import DRAFT_SOCKET, TARGET_SOCKET
 from protocol.errors import DaemonError, InternalError
+from protocol.keyring import Keyring
 from protocol.messages import (
     Close,
     Closed,
@@ -80,10 +81,17 @@ class Sent:
 class Peer:
     """Constructed without I/O; `start` brings the daemon about, `close` lets go of it.
 
-    `address` is where the daemon answers.
+    `address` is where the daemon answers, behind its key of `keyring` if that is on a network.
     """
 
-    def __init__(self, role: Role, life: int, process: DaemonProcess, address: str) -> None:
+    def __init__(
+        self,
+        role: Role,
+        life: int,
+        process: DaemonProcess,
+        address: str,
+        keyring: Keyring | None = None,
+    ) -> None:
         self.role: Role = role
         self.life = life
         self.process = process
@@ -96,6 +104,7 @@ class Peer:
         # Not due until it is set.
         self.load_timer = Timer(0.0, None)
         self._address = address
+        self._keyring = keyring
         self._started = False
         self._link: Link[AnyReply] | None = None
         self._sent: deque[Sent] = deque()
@@ -104,7 +113,9 @@ class Peer:
         """Start, and open the link that the daemon will answer on once it has loaded."""
         events = self.process.start()
         self._started = True
-        self._link = poller.connect(self._address, REPLIES[self.role])
+        self._link = poller.connect(
+            self._address, REPLIES[self.role], role=self.role, keyring=self._keyring
+        )
         for message in self.process.opening:
             self._link.send(message)
         self.watch(poller)

@@ -10,12 +10,13 @@ from protocol.messages import DaemonRole, Stage
 
 
 class Attach(FrozenConfig, frozen=True, kw_only=True):
-    """Daemons that run as services of their own: their run directories."""
+    """Daemons that run as services of their own: run directories, or tcp://HOST:PORT."""
 
     target: str
     draft: str | None = None  # None for autoregressive generation
     hidden_size: int = 0  # of the model whose tokenizer the clients use; 0: whatever comes
     num_layers: int = 0
+    keys: str = ""  # folder; empty: where protocol.keys looks by itself
 
 
 ATTACHED_RESTARTS: Final = Restarts(longest=1.0, rarely=5.0)  # connecting again costs little

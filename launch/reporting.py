@@ -40,5 +40,6 @@ def report(
         num_drafts=totals.num_drafts,
         num_draft_tokens=totals.num_draft_tokens,
         num_accepted_tokens=totals.num_accepted_tokens,
+        moved_bytes=totals.moved_bytes,
         requests=tuple(request.status(now) for request in desk.requests[:MAX_REPORTED]),
     )

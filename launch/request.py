@@ -63,6 +63,7 @@ class Totals:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_stale_replies: int = 0
+    moved_bytes: int = 0
 
     def add(self, session: Session) -> None:
         """Count one that has ended, however."""
@@ -72,4 +73,5 @@ class Totals:
         self.num_drafts += tally.num_drafts
         self.num_draft_tokens += tally.num_draft_tokens
         self.num_accepted_tokens += tally.num_accepted_tokens
+        self.moved_bytes += tally.moved_bytes
         self.num_stale_replies += session.num_stale_replies

@@ -106,6 +106,7 @@ class Rounds:
         accepted = item.accepted if kept is None else kept - 1
         self._tally.add_round(width - 1, accepted, block.hinted, block.looked_up)
         self._tally.add_seconds(block.draft_seconds, block.ingest_seconds, item.seconds)
+        self._tally.moved_bytes += block.moved_bytes
         self._policy.note(_outcome(asked, item, block))
         self._guesses.judge(unpack_ids(item.tokens))
         return self._emit(item, width, kept)
@@ -127,6 +128,7 @@ class Rounds:
             chosen=item.chosen,
             draft_seconds=block.draft_seconds,
             ingest_seconds=block.ingest_seconds,
+            moved_bytes=block.moved_bytes,
             verify_seconds=item.seconds,
             logprobs=item.logprobs[:kept],
         )

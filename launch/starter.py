@@ -1,6 +1,7 @@
 """How a daemon is started, the first time and again: its config, its life number, its process."""
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -32,8 +33,8 @@ class Starter(Protocol):
         ...
 
     @property
-    def ring_socket(self) -> Path:
-        """Where the target offers its ring."""
+    def ring_address(self) -> str:
+        """Where the target offers its ring: the path of a socket, or its own tcp:// address."""
         ...
 
     def peer(self, role: Role, before: Peer | None = None) -> Peer:
@@ -49,7 +50,11 @@ def starter_for(
     plan: Plan, run_dir: Path, command: Callable[[Role, Path], Sequence[str]]
 ) -> Starter:
     """Attach to daemons that run, if the plan says so, or spawn them; raises what it raises."""
-    return Spawner(plan, run_dir, command) if plan.attach is None else Attacher(plan.attach)
+    return (
+        Spawner(plan, run_dir, command)
+        if plan.attach is None
+        else Attacher(plan.attach, os.environ)
+    )
 
 
 class Spawner:
@@ -72,8 +77,8 @@ class Spawner:
         return tuple(self._configs)
 
     @property
-    def ring_socket(self) -> Path:
-        return self._run_dir / RING_SOCKET
+    def ring_address(self) -> str:
+        return str(self._run_dir / RING_SOCKET)
 
     def peer(self, role: Role, before: Peer | None = None) -> Peer:
         """A peer of a new life, with its config written; nothing is spawned yet.

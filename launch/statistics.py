@@ -27,6 +27,8 @@ class Tally:
     num_replay_mismatches: int = 0  # emitted tokens that a new life would have chosen otherwise
     num_late_proposals: int = 0  # that came when the round had gone on without them
     num_kept_tokens: int = 0  # of the prompt, whose state an earlier request had left
+    moved_bytes: int = 0  # in rounds, by the draft, over a network
+    prompt_moved_bytes: int = 0
     prefill_seconds: float = 0.0
     prompt_ingest_seconds: float = 0.0  # before the first token: no part of decoding
     draft_seconds: float = 0.0
@@ -144,5 +146,7 @@ def statistics(
         num_target_restarts=tally.num_target_restarts,
         num_replay_mismatches=tally.num_replay_mismatches,
         num_late_proposals=tally.num_late_proposals,
+        moved_bytes=tally.moved_bytes,
+        prompt_moved_bytes=tally.prompt_moved_bytes,
         num_kept_tokens=tally.num_kept_tokens,
     )

@@ -58,6 +58,14 @@ class Link(Generic[Reply]):
         """Why there is no connection over a network now; None with one, and for ``ipc``."""
         return None if self.monitor is None else self.monitor.trouble()
 
+    @property
+    def broken(self) -> DaemonError | None:
+        """Why nothing that was sent over a network may be answered any more, ever."""
+        if self.monitor is None:
+            return None
+        self.monitor.trouble()
+        return self.monitor.broken
+
     def send(self, message: LinkMessage) -> None:
         """Send, or queue; never blocks. Raises Overloaded when the queue is full."""
         data = encode(message)
@@ -121,6 +129,7 @@ class Poller:
         self._context: Context | None = None
         self._poller = zmq.Poller()
         self._links: dict[Socket, Link[LinkMessage]] = {}
+        self._monitored: dict[Socket, Link[LinkMessage]] = {}  # by what reports of its connection
 
     def __enter__(self) -> Self:
         self._context = zmq.Context()
@@ -160,6 +169,9 @@ class Poller:
         link = Link(self, socket, replies, monitor)
         self._links[socket] = link  # type: ignore[assignment]  # replies of all links in one table
         self.watch(link, write=False)
+        if monitor is not None and monitor.source is not None:
+            self._monitored[monitor.source] = link  # type: ignore[assignment]  # as above
+            self._poller.register(monitor.source, READABLE)
         return link
 
     def add(self, fd: int, *, write: bool = False) -> None:
@@ -171,7 +183,7 @@ class Poller:
         self._poller.unregister(fd)
 
     def poll(self, timeout: float | None) -> list["Link[LinkMessage] | int"]:
-        """Wait at most `timeout` seconds; return the links with replies and the ready descriptors.
+        """Wait at most `timeout` seconds; return links that have replies or are broken, and fds.
 
         None waits for ever, which is right only where a signal's wakeup descriptor is watched.
         """
@@ -184,6 +196,10 @@ class Poller:
         for source, events in self._poller.poll(milliseconds):
             if isinstance(source, int):
                 ready.append(source)
+                continue
+            if source in self._monitored:
+                if self._monitored[source].broken is not None:
+                    ready.append(self._monitored[source])
                 continue
             link = self._links[source]
             if events & WRITABLE:
@@ -200,6 +216,9 @@ class Poller:
         """For `Link.close`."""
         if self._links.pop(link.socket, None) is not None:
             self._poller.unregister(link.socket)
+        source = None if link.monitor is None else link.monitor.source
+        if source is not None and self._monitored.pop(source, None) is not None:
+            self._poller.unregister(source)
 
 
 def new_curve_keys() -> tuple[bytes, bytes]:

@@ -1,10 +1,11 @@
 """The keys of one process: its own pair, and the public keys of whom it talks to."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from protocol.addresses import is_tcp, parse_tcp
 from protocol.errors import ConfigError
 from protocol.keys import KeyPair, Role, read_allowed, read_pair
 
@@ -31,3 +32,17 @@ def read_keyring(role: Role, folder: Path | None, environment: Mapping[str, str]
     return Keyring(
         read_pair(role, folder, environment), MappingProxyType(read_allowed(folder, environment))
     )
+
+
+def keyring_for(
+    role: Role, folder: str, places: Iterable[str], environment: Mapping[str, str]
+) -> Keyring | None:
+    """The keys of who listens at, or connects to, these places; None where none are needed.
+
+    They are where a `folder` is named, and where a place is on a network beyond this host. Raises
+    ConfigError or PermissionRefused.
+    """
+    far = any(is_tcp(place) and not parse_tcp(place, listens=True).is_loopback for place in places)
+    if not folder and not far:
+        return None
+    return read_keyring(role, Path(folder) if folder else None, environment)

@@ -7,7 +7,7 @@ from pathlib import Path
 from protocol.addresses import TcpAddress, parse_tcp
 from protocol.config import DraftConfig, TargetConfig
 from protocol.gate import Gate
-from protocol.keyring import Keyring, read_keyring
+from protocol.keyring import Keyring, keyring_for
 from protocol.keys import Role
 from protocol.link_settings import check_socket_path
 from protocol.sockets import Context, Socket, listen_ipc, listen_tcp
@@ -41,10 +41,7 @@ def network(config: TargetConfig | DraftConfig, link: LinkName) -> Network:
 def keyring(config: TargetConfig | DraftConfig, role: Role) -> Keyring | None:
     """The keys of a daemon; None where it uses none: no folder is named, and no other host met."""
     places = (config.listen, getattr(config, "target_address", ""))
-    far = any(text and not parse_tcp(text, listens=True).is_loopback for text in places)
-    if not config.keys and not far:
-        return None
-    return read_keyring(role, Path(config.keys) if config.keys else None, os.environ)
+    return keyring_for(role, config.keys, places, os.environ)
 
 
 def listen(context: Context, place: Path | Network, link: LinkName) -> tuple[Socket, Gate | None]:

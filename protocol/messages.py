@@ -633,6 +633,7 @@ class Piece(Message, frozen=True, kw_only=True):
     draft_seconds: Seconds
     ingest_seconds: Seconds
     verify_seconds: Seconds
+    moved_bytes: Id = 0  # by the draft, over a network
     logprobs: AllLogprobs = ()  # one per token, where the request asked for them
 
 
@@ -685,6 +686,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_target_restarts: Count = 0  # lives of the target after the request's first
     num_replay_mismatches: Count = 0  # emitted tokens that a new life would have chosen otherwise
     num_late_proposals: Count = 0  # that came when the round had gone on without them
+    moved_bytes: Id = 0  # in rounds, by the draft, over a network
+    prompt_moved_bytes: Id = 0  # the same before the first of them
     num_kept_tokens: Count = 0  # of the prompt, whose state an earlier request had left
 
 
@@ -788,4 +791,5 @@ class StatusReport(Message, frozen=True, kw_only=True):
     num_drafts: Id
     num_draft_tokens: Id
     num_accepted_tokens: Id
+    moved_bytes: Id = 0  # in rounds, by the draft, over a network
     requests: Annotated[tuple[RequestStatus, ...], Meta(max_length=MAX_REPORTED)] = ()

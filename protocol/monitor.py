@@ -22,6 +22,7 @@ WATCHED: Final = int(
 )
 READABLE: Final = int(zmq.POLLIN)
 EVENT: Final = struct.Struct("=HI")
+HANDSHAKES: Final = 3  # that fail in a row before it is said
 MAX_BATCH: Final = 1000  # ZeroMQ keeps no more
 
 
@@ -32,6 +33,8 @@ class Monitor:
         self._watched = socket
         self._peer = peer
         self._trouble: DaemonError | None = Unavailable(f"{peer}: no connection yet")
+        self._failed = 0  # handshakes in a row
+        self.broken: DaemonError | None = None  # a connection that was lost, or never will be
         self._events: Socket | None = socket.get_monitor_socket(WATCHED)
 
     def trouble(self) -> DaemonError | None:
@@ -45,6 +48,11 @@ class Monitor:
                 self._take(EVENT.unpack(frame)[0])
         return self._trouble
 
+    @property
+    def source(self) -> Socket | None:
+        """What a poll loop waits for; None once it is closed."""
+        return self._events
+
     def close(self) -> None:
         """Stop the reports; a context whose monitors are open never ends."""
         if self._events is not None:
@@ -54,13 +62,25 @@ class Monitor:
 
     def _take(self, event: int) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._trouble = None
+            self._trouble, self._failed = None, 0
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            self._trouble = PermissionRefused(f"{self._peer} does not admit this process's key")
+            self._refuse(f"{self._peer} does not admit this process's key")
         elif event in (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
-            self._trouble = PermissionRefused(
-                f"{self._peer}: no handshake; it has another key than this process was told, "
-                "or only one of the two uses keys"
-            )
+            # Without a reason once may be an accident: a daemon that just ends, or is too busy.
+            # Another mechanism is none, and ZeroMQ does not try again then.
+            self._failed += 1
+            if self._failed == HANDSHAKES or event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                self._refuse(
+                    f"{self._peer}: no handshake; it has another key than this process was told, "
+                    "or only one of the two uses keys"
+                )
         elif not isinstance(self._trouble, PermissionRefused):
-            self._trouble = Unavailable(f"{self._peer} cannot be reached; still trying")
+            lost, self._trouble = (
+                self._trouble is None,
+                Unavailable(f"{self._peer} cannot be reached; still trying"),
+            )
+            if lost:
+                self.broken = Unavailable(f"the connection to {self._peer} was lost")
+
+    def _refuse(self, why: str) -> None:
+        self._trouble = self.broken = PermissionRefused(why)

@@ -4,7 +4,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,9 +12,12 @@ from launch.becoming import become
 from launch.commands.pair import PairOptions
 from launch.commands.sampling import GUESS_WIDTH
 from launch.drafts import NONE, named_draft
+from launch.models import resolve_model
 from launch.plan import Plan
 from launch.prepare import draft_config, prepare
 from launch.progress import progress_for
+from launch.store import default_home
+from protocol.addresses import parse_tcp
 from protocol.config import DType
 from protocol.errors import UsageError
 from protocol.gpu import check_devices
@@ -32,6 +35,8 @@ class TargetOptions(PairOptions):
     max_positions: int
     instance: str | None
     run_dir: str | None
+    listen: str | None
+    keys: Path | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +52,11 @@ class DraftOptions:
     slots: int
     instance: str | None
     run_dir: str | None
+    listen: str | None
+    keys: Path | None
+    target_address: str | None
+    target_model: str | None
+    draft_head: Literal["auto", "target"]
 
     def find_draft(self) -> Path:
         """The draft's folder, fetched first where it is not here; see `named_draft`."""
@@ -73,7 +83,9 @@ def run_target(options: TargetOptions) -> int:
         max_positions=options.max_positions,
         widest=GUESS_WIDTH,
     )
-    config = msgspec.structs.replace(prepare(plan, run_dir).target, service=True, **taps)
+    config = msgspec.structs.replace(
+        prepare(plan, run_dir).target, service=True, **taps, **_network(options)
+    )
     become("target", config, os.environ)
 
 
@@ -91,7 +103,37 @@ def run_draft(options: DraftOptions) -> int:
         slots=options.slots,
     )
     config = draft_config(plan, daemon_directory("draft", options.instance, options.run_dir))
-    become("draft", msgspec.structs.replace(config, service=True), os.environ)
+    if options.target_address is not None:
+        parse_tcp(options.target_address)
+    become(
+        "draft",
+        msgspec.structs.replace(
+            config,
+            service=True,
+            **_network(options),
+            target_address=options.target_address or "",
+            target_model=_local(options.target_model),
+            draft_head=options.draft_head,
+        ),
+        os.environ,
+    )
+
+
+def _network(options: TargetOptions | DraftOptions) -> dict[str, str]:
+    """Where to listen, and with which keys; ConfigError for what is no address."""
+    if options.listen is not None:
+        parse_tcp(options.listen, listens=True)
+    return {
+        "listen": options.listen or "",
+        "keys": "" if options.keys is None else str(options.keys.absolute()),
+    }
+
+
+def _local(model: str | None) -> str:
+    """Where a model lies on this host, or nothing; raises ModelNotFound."""
+    if model is None:
+        return ""
+    return str(resolve_model(model, home=default_home(os.environ), allow_pull=False).path)
 
 
 def _stated_taps(options: TargetOptions) -> dict[str, Any]:

@@ -4,26 +4,36 @@ from pathlib import Path
 
 from launch.drafts import NONE
 from launch.plan import ATTACHED_RESTARTS, Attach, Plan
+from protocol.addresses import is_tcp, parse_tcp
 from protocol.checkpoints.target_config import read_model_config
 from protocol.instances import daemon_directory
 
 
 def attach_plan(
-    model: Path, *, target: str | None, draft: str | None, instance: str | None
+    model: Path,
+    *,
+    target: str | None,
+    draft: str | None,
+    instance: str | None,
+    keys: Path | None = None,
 ) -> Plan:
-    """Daemons in these folders, or those of `instance`; `model` is what the clients' text is of.
+    """Daemons in these folders or at these addresses, or those of `instance`.
 
-    Raises CheckpointError or UsageError; whether daemons are there is found out later.
+    `model` is what the clients' text is of. Raises CheckpointError, ConfigError or UsageError;
+    whether daemons are there is found out later.
     """
     config = read_model_config(model)
 
-    def folder(role: str, named: str | None) -> str:
+    def place(role: str, named: str | None) -> str:
+        if named is not None and is_tcp(named):
+            return str(parse_tcp(named))
         return str(daemon_directory(role, instance if named is None else None, named))
 
     attach = Attach(
-        target=folder("target", target),
-        draft=None if draft == NONE else folder("draft", draft),
+        target=place("target", target),
+        draft=None if draft == NONE else place("draft", draft),
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
+        keys="" if keys is None else str(keys.absolute()),
     )
     return Plan(model=str(model), attach=attach, restarts=ATTACHED_RESTARTS)

@@ -23,13 +23,14 @@ _instance = click.option(
 @settings("target_device", "draft_device", "hand_over", "dtype", "exact", "threads")
 @settings("slots", "max_positions")
 @_instance
-@settings("run_dir")
+@settings("run_dir", "listen", "keys")
 @config_option
 def target_command(**arguments: object) -> int:
     """Run the target daemon in the foreground, as a service of its own.
 
     'dflashd supervisor --attach' drives it, while it holds the lock in the daemon's private run
-    directory. It needs the draft's config.json, to know which layers to capture.
+    directory, or over a network a lease. It needs the draft's config.json, to know which layers to
+    capture.
     """
     from launch.commands.alone import TargetOptions, run_target  # noqa: PLC0415 - not for --help
 
@@ -46,7 +47,27 @@ def target_command(**arguments: object) -> int:
 )
 @settings("draft", "draft_context", "draft_device", "dtype", "threads", "slots")
 @_instance
-@settings("run_dir")
+@settings("run_dir", "listen", "keys")
+@click.option(
+    "--target-address",
+    cls=Setting,
+    metavar="tcp://HOST:PORT",
+    help="Where to reach a target on another host.  [default: as the supervisor reaches it]",
+)
+@click.option(
+    "--target-model",
+    cls=Setting,
+    metavar="MODEL",
+    help="The target's model on this host, for its embedding and head. Not fetched.",
+)
+@click.option(
+    "--draft-head",
+    cls=Setting,
+    type=click.Choice(["auto", "target"]),
+    default="auto",
+    show_default=True,
+    help="target: a target on another host is asked to embed and to choose ids.",
+)
 @config_option
 def draft_command(**arguments: object) -> int:
     """Run the draft daemon in the foreground, as a service of its own.

@@ -118,6 +118,7 @@ class TraceLine(msgspec.Struct, frozen=True, kw_only=True):
     draft_seconds: float
     ingest_seconds: float
     verify_seconds: float
+    moved_bytes: int  # by the draft, over a network
 
 
 class TraceFile:
@@ -145,6 +146,7 @@ class TraceFile:
             draft_seconds=piece.draft_seconds,
             ingest_seconds=piece.ingest_seconds,
             verify_seconds=piece.verify_seconds,
+            moved_bytes=piece.moved_bytes,
         )
         with named(str(self._path)):
             self._file.write(msgspec.json.encode(line) + b"\n")

@@ -76,6 +76,14 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
     top: tuple[Alternative, ...]
 
 
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that the draft moved between two hosts, both ways, before encryption."""
+
+    moved_bytes: int
+    prompt_moved_bytes: int
+    bytes_per_round: float | None  # of decoding; null without rounds
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The one object that ``dflashd generate --json`` prints; keys in this order."""
 
@@ -92,6 +100,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings
     speculative_decoding: SpeculativeDecoding
     faults: Faults
+    network: Network
     logprobs: tuple[TokenLogprob, ...] | None  # one per token; null unless asked for
 
 
@@ -131,6 +140,11 @@ def build(
         ),
         speculative_decoding=_speculative(s),
         faults=Faults(**{name: getattr(s, name) for name in Faults.__struct_fields__}),
+        network=Network(
+            moved_bytes=s.moved_bytes,
+            prompt_moved_bytes=s.prompt_moved_bytes,
+            bytes_per_round=_ratio(s.moved_bytes, s.num_rounds),
+        ),
         logprobs=None if sampling.logprobs < 0 else _by_token(token_ids, logprobs),
     )
 

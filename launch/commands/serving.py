@@ -43,6 +43,7 @@ class Options(PairOptions):
     attach: bool
     attach_target: str | None
     attach_draft: str | None
+    keys: Path | None
     quiet: bool
 
 
@@ -126,6 +127,7 @@ def _daemons(options: Options) -> Plan:
             model.path,
             target=options.attach_target,
             draft=options.attach_draft,
+            keys=options.keys,
             instance=options.instance,
         )
     draft = options.find_draft(model, quiet=options.quiet)

@@ -117,6 +117,11 @@ SETTINGS: Final[dict[str, Decorator]] = {
         show_default=True,
         help="How a GPU's feature rows reach the draft: waited for, or by an event.",
     ),
+    "listen": _option(
+        "--listen",
+        metavar="tcp://HOST:PORT",
+        help="Listen for other hosts, with keys; without them on the loopback interface only.",
+    ),
     "keys": _option(
         "--keys",
         metavar="FOLDER",

@@ -33,6 +33,9 @@ def full(status: StatusReport) -> Iterator[str]:
         f"tokens: {status.completion_tokens} in {status.num_rounds} rounds, drafts "
         f"{_accepted(status.num_accepted_tokens, status.num_draft_tokens)}"
     )
+    if status.moved_bytes:
+        rounds = max(1, status.num_rounds)
+        yield f"network: {status.moved_bytes // rounds} bytes a round, of the draft's pulls"
     yield f"up {status.seconds:.0f} s, loaded in {status.load_seconds:.1f} s, pid {status.pid}"
 
 

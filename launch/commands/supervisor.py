@@ -26,9 +26,18 @@ from protocol.core_dumps import refuse_core_dumps
     "--attach", cls=Setting, is_flag=True, help="Drive the daemons of --instance that run already."
 )
 @click.option(
-    "--attach-target", cls=Setting, metavar="FOLDER", help="The same, by the run directory."
+    "--attach-target",
+    cls=Setting,
+    metavar="FOLDER|tcp://HOST:PORT",
+    help="The same, by the run directory, or by the address on another host.",
 )
-@click.option("--attach-draft", cls=Setting, metavar="FOLDER|none", help="The same for the draft.")
+@click.option(
+    "--attach-draft",
+    cls=Setting,
+    metavar="FOLDER|tcp://HOST:PORT|none",
+    help="The same for the draft.",
+)
+@settings("keys")
 @config_option
 @click.option("--quiet", is_flag=True, help="Nothing on standard error but failures.")
 def supervisor_command(**arguments: object) -> int:

@@ -12,6 +12,7 @@ from support.waiting import until
 
 from protocol.checkpoints.draft_config import read_draft_config
 from protocol.client import Poller
+from protocol.config import write_config
 from protocol.driving import DriverLock
 from protocol.errors import from_wire
 from protocol.messages import (
@@ -48,8 +49,11 @@ def free_address(host="127.0.0.1"):
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def real_service(role, config):
-    return (sys.executable, "-I", "-m", MODULES[role], str(config))
+def real_service(role, config, notes):
+    path = notes / f"{role}.json"
+    write_config(config, path)
+    command = (sys.executable, "-I", "-m", MODULES[role], str(path))
+    return Service(role, config.run_dir, notes / f"{role}.log", command)
 
 
 class FarPair:
@@ -90,7 +94,7 @@ class FarPair:
     def __enter__(self):
         with self._stack:
             self.services = {
-                role: Service(role, config, self._folder, command=real_service)
+                role: real_service(role, config, self._folder)
                 for role, config in self._configs.items()
             }
             for service in self.services.values():

@@ -23,12 +23,12 @@ def stranger():
     return Keyring(fresh_pair("supervisor"), {pair.public: pair.role for pair in PAIRS.values()})
 
 
-def write_keys(folder, role):
-    """The folder that `role` reads its keyring from; returns it."""
+def write_keys(folder, role, pair=None):
+    """The folder that `role` reads its keyring from, with another pair if given; returns it."""
     folder.mkdir(mode=0o700)
     secret = folder / f"{role}{PAIR_SUFFIX}"
     secret.touch(mode=0o600)
-    secret.write_bytes(encode_pair(PAIRS[role]))
+    secret.write_bytes(encode_pair(pair or PAIRS[role]))
     others = [pair for pair in PAIRS.values() if pair.role != role]
     (folder / ALLOWED).write_bytes(b"".join(allowed_line(p.role, p.public) for p in others))
     return folder

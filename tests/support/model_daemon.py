@@ -160,7 +160,7 @@ class Daemon:
 
     def _facts(self):
         if self.config.device == "cpu":
-            return host_facts.gather("cpu", 1)
+            return host_facts.gather("cpu", 1, self.config.listen)
         uuid = f"GPU-{self.config.device}"
         gpu = GpuFacts(uuid=uuid, name="model", driver="13.0", mig=False, mps=False)
         return host_facts.gather(f"cuda:{uuid}", 1, gpu=gpu)

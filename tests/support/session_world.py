@@ -193,14 +193,14 @@ class World:
 
         self.answer("draft", spoil)
 
-    def refuse(self, role: str) -> None:
+    def refuse(self, role: str, code: str = "internal") -> None:
         """The daemon refuses one request without computing; closing is never refused."""
         if self.asked[role] and isinstance(self.asked[role][0], CloseItem):
             self.answer(role)
         elif self.asked[role]:
             item = self.asked[role].popleft()
             self.target_faults += role == "target"
-            answer = _failed(item, "internal", "refused in this test")
+            answer = _failed(item, code, "refused in this test")
             self._see(role, item, answer)
             self.feed(self._reply(role, answer))
 

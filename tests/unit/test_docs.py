@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from launch import cli, exit_codes
-from launch.commands.report import Faults, Report, SpeculativeDecoding, Timings, Usage
+from launch.commands.report import Faults, Network, Report, SpeculativeDecoding, Timings, Usage
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -101,7 +101,7 @@ def test_the_table_of_exit_codes_is_the_codes_own():
 
 def test_the_keys_of_the_json_object_are_the_ones_listed():
     listed = re.findall(r"\w+", re.search(r"```text\n(.*?)```", README, re.DOTALL)[1])
-    for kind in (Report, Usage, Timings, SpeculativeDecoding, Faults):
+    for kind in (Report, Usage, Timings, SpeculativeDecoding, Faults, Network):
         fields = [field.name for field in msgspec.structs.fields(kind)]
         positions = [listed.index(name) for name in fields]
         assert positions == sorted(positions), kind.__name__

@@ -6,9 +6,12 @@ from support.model_pair import VOCAB, next_token
 from support.session_world import SEQUENCE, Setting, World
 
 from launch.answers import ingest_defect
+from launch.attached import leave_messages
 from launch.events import CancelRequested, DeadlineExpired, DraftUp, Fail, Finish, Reply, Start
+from launch.far import Far
+from launch.peer import Peer
 from launch.token_ids import pack_ids
-from protocol.errors import DaemonDied, InternalError, ProtocolError
+from protocol.errors import DaemonDied, InternalError, ProtocolError, Unavailable
 from protocol.messages import (
     CloseItem,
     IngestedItem,
@@ -331,6 +334,21 @@ def test_a_request_does_not_wait_for_a_late_draft_to_close():
     made.answer("target")
     assert made.ends == [Finish("cancelled")]
     assert isinstance(made.asked["draft"][-1], CloseItem)
+
+
+@pytest.mark.parametrize(
+    ("code", "sick"),
+    [("deadline", False), ("unavailable", False), ("feature_expired", False), ("internal", True)],
+)
+def test_a_draft_that_cannot_reach_its_target_is_paired_anew_and_not_asked_to_leave(code, sick):
+    made = until("draft", ProposeItem)
+    made.refuse("draft", code)
+    assert [(one.role, one.sick) for one in made.accused] == [("draft", sick)]
+    assert made.session.draft.stage == "absent"
+    before = Peer("draft", 5, Far("tcp://127.0.0.1:1", ()), "tcp://127.0.0.1:1")
+    before.hello = object()  # it was met
+    before.error = (ProtocolError if sick else Unavailable)("refused in this test")
+    assert [one.draft_life for one in leave_messages(before)] == ([5] if sick else [])
 
 
 def test_late_nonsense_is_nonsense():
