@@ -5,6 +5,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+from launch import cli
+
 ISOLATED = (sys.executable, "-I", "-c", "import sys; from launch.cli import main; sys.exit(main())")
 
 
@@ -27,3 +29,17 @@ def dflashd(*arguments, stdin="", env=None, timeout=50.0):
         check=False,
     )
     return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+class InProcess:
+    """The same inside the test's process, for what starts no daemon: a tenth of the time."""
+
+    def __init__(self, capsys, monkeypatch):
+        self._capsys, self._monkeypatch = capsys, monkeypatch
+
+    def __call__(self, *arguments, env=None):
+        with self._monkeypatch.context() as patched:
+            for name, value in (env or {}).items():
+                patched.setenv(name, value)
+            code = cli.main(arguments)
+        return Outcome(code, *self._capsys.readouterr())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zmq
 import zmq.auth
-from support.command import dflashd
+from support.command import InProcess
 
 from launch import whole_file
 from launch.whole_file import write_whole
@@ -20,12 +20,17 @@ NOWHERE = {}
 
 
 @pytest.fixture
+def dflashd(capsys, monkeypatch):
+    return InProcess(capsys, monkeypatch)
+
+
+@pytest.fixture
 def folder(tmp_path):
     return tmp_path / "keys"
 
 
 @pytest.fixture
-def made(folder):
+def made(folder, dflashd):
     outcome = dflashd("keys", "new", "--keys", str(folder))
     assert outcome.code == 0, outcome.err
     return folder
@@ -62,7 +67,7 @@ def test_a_secret_file_is_a_certificate_of_zeromq(made):
     assert zmq.auth.load_certificate(made / "draft.secret") == (pair.public, pair.secret)
 
 
-def test_no_secret_is_ever_shown(made):
+def test_no_secret_is_ever_shown(made, dflashd):
     secrets = [read_pair(role, made, NOWHERE).secret.decode() for role in keys.ROLES]
     shown = dflashd("keys", "show", "--keys", str(made))
     shown_json = dflashd("keys", "show", "--json", "--keys", str(made))
@@ -76,7 +81,7 @@ def test_no_secret_is_ever_shown(made):
     assert all(key["public"] in shown.out for key in listed)
 
 
-def test_keys_that_are_there_are_replaced_only_by_force(made):
+def test_keys_that_are_there_are_replaced_only_by_force(made, dflashd):
     before = read_pair("draft", made, NOWHERE)
     outcome = dflashd("keys", "new", "draft", "--keys", str(made))
     assert outcome.code == 78
@@ -89,7 +94,7 @@ def test_keys_that_are_there_are_replaced_only_by_force(made):
     assert len(allowed) == 3
 
 
-def test_a_damaged_pair_can_be_replaced_and_lines_of_others_stay(made):
+def test_a_damaged_pair_can_be_replaced_and_lines_of_others_stay(made, dflashd):
     (made / "draft.secret").write_text("damaged")
     other = _pair("draft").public
     with (made / "allowed").open("ab") as file:
@@ -99,7 +104,7 @@ def test_a_damaged_pair_can_be_replaced_and_lines_of_others_stay(made):
     assert b"the second host\n" in (made / "allowed").read_bytes()
 
 
-def test_show_says_whose_keys_are_known_without_their_secret(made):
+def test_show_says_whose_keys_are_known_without_their_secret(made, dflashd):
     (made / "draft.secret").unlink()
     supervisor = read_pair("supervisor", made, NOWHERE).public.decode()
     lines = (made / "allowed").read_text().splitlines(keepends=True)
@@ -109,7 +114,7 @@ def test_show_says_whose_keys_are_known_without_their_secret(made):
     assert f"supervisor  {supervisor}  may not connect, secret key here" in out
 
 
-def test_show_of_an_empty_place_says_how_keys_are_made(folder):
+def test_show_of_an_empty_place_says_how_keys_are_made(folder, dflashd):
     outcome = dflashd("keys", "show", "--keys", str(folder))
     assert (outcome.code, outcome.out) == (0, f"{folder}: no keys; `dflashd keys new` makes them\n")
 
@@ -125,7 +130,7 @@ def test_a_secret_file_that_others_could_open_is_refused(folder, mode):
         read_pair("target", folder, NOWHERE)
 
 
-def test_a_folder_that_others_could_open_is_refused(made):
+def test_a_folder_that_others_could_open_is_refused(made, dflashd):
     made.chmod(0o750)
     with pytest.raises(PermissionRefused, match="mode 0750, open to others; chmod it to 0700"):
         read_pair("target", made, NOWHERE)

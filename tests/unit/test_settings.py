@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from support.command import dflashd
+from support.command import InProcess
 
 from launch import cli, config_file
 from launch.commands.generate import generate_command
@@ -14,6 +14,11 @@ from launch.commands.settings import SETTINGS, config_option, settings
 from launch.config_file import files_for, read_files
 from launch.settings import Setting, settings_of
 from protocol.errors import ConfigError
+
+
+@pytest.fixture
+def dflashd(capsys, monkeypatch):
+    return InProcess(capsys, monkeypatch)
 
 
 @pytest.fixture
@@ -27,16 +32,22 @@ def _read(file, text, verb="generate"):
     return {key: stated.value for key, stated in found.items()}
 
 
-def _show(*words, env=None):
-    outcome = dflashd("config", "show", "--json", *words, env=env)
-    assert outcome.code == 0, outcome.err
-    rows = json.loads(outcome.out)["settings"]
-    return {row["name"]: (row["value"], row["source"], row["where"]) for row in rows}
+@pytest.fixture
+def show(dflashd):
+    def rows(*words, env=None):
+        outcome = dflashd("config", "show", "--json", *words, env=env)
+        assert outcome.code == 0, outcome.err
+        found = json.loads(outcome.out)["settings"]
+        return {row["name"]: (row["value"], row["source"], row["where"]) for row in found}
+
+    return rows
 
 
-def test_the_command_line_comes_before_the_environment_before_the_file_before_the_default(file):
+def test_the_command_line_comes_before_the_environment_before_the_file_before_the_default(
+    file, show
+):
     file.write_text("threads = 2\ntop_k = 2\nmax_tokens = 2\n")
-    shown = _show(
+    shown = show(
         *("--config", str(file), "generate", "--threads", "4"),
         env={"DFLASHD_THREADS": "3", "DFLASHD_TOP_K": "3"},
     )
@@ -55,11 +66,11 @@ def test_a_verb_receives_what_the_file_says(file, monkeypatch):
     assert "config" not in context.params
 
 
-def test_what_stands_for_one_verb_alone_wins_for_that_verb(file):
+def test_what_stands_for_one_verb_alone_wins_for_that_verb(file, show):
     text = "threads = 2\n[only.generate]\nthreads = 1\n"
     assert _read(file, text) == {"threads": 1}
     assert _read(file, text, verb="") == {"threads": 2}
-    assert _show("--config", str(file))["only.generate.threads"] == (1, "file", str(file))
+    assert show("--config", str(file))["only.generate.threads"] == (1, "file", str(file))
 
 
 def test_the_users_file_comes_before_the_systems(file, tmp_path, monkeypatch):
@@ -148,7 +159,7 @@ def test_a_file_that_cannot_be_read_is_refused(file, tmp_path):
         read_files([file], cli.commands, "generate")
 
 
-def test_a_wrong_file_is_one_sentence_and_an_exit_code(file):
+def test_a_wrong_file_is_one_sentence_and_an_exit_code(file, dflashd):
     file.write_text("threads = -1\n")
     outcome = dflashd("generate", "hello", env={"DFLASHD_CONFIG": str(file)})
     assert (outcome.code, outcome.out) == (78, "")
@@ -156,22 +167,22 @@ def test_a_wrong_file_is_one_sentence_and_an_exit_code(file):
     assert f"{file}: `threads` must be" in outcome.err
 
 
-def test_a_wrong_variable_is_a_usage_error_that_names_it():
+def test_a_wrong_variable_is_a_usage_error_that_names_it(dflashd):
     outcome = dflashd("generate", "hello", env={"DFLASHD_THREADS": "many"})
     assert outcome.code == 2
     assert "DFLASHD_THREADS" in outcome.err
     assert "DFLASHD" not in dflashd("generate", "--threads", "many", "hello").err
 
 
-def test_a_misspelt_variable_is_refused_with_the_nearest_one():
+def test_a_misspelt_variable_is_refused_with_the_nearest_one(dflashd, show):
     outcome = dflashd("generate", "hello", env={"DFLASHD_THREAD": "1"})
     assert outcome.code == 78
     assert "DFLASHD_THREAD names no setting; did you mean `DFLASHD_THREADS`?" in outcome.err
     others = {"DFLASHD_MAX_WAITING": "3", "DFLASHD_PARENT": "1"}
-    assert _show("generate", env=others).keys() == _show("generate").keys()
+    assert show("generate", env=others).keys() == show("generate").keys()
 
 
-def test_help_is_given_whatever_the_files_say(file):
+def test_help_is_given_whatever_the_files_say(file, dflashd):
     file.write_text("nonsense")
     outcome = dflashd("generate", "--help", env={"DFLASHD_CONFIG": str(file)})
     assert outcome.code == 0
@@ -184,23 +195,23 @@ def test_nothing_is_read_where_words_are_only_being_completed(file):
     assert context.default_map is None
 
 
-def test_show_without_a_verb_lists_every_setting_of_every_verb():
+def test_show_without_a_verb_lists_every_setting_of_every_verb(show):
     everything = {key for command in cli.commands().values() for key in settings_of(command)}
-    assert set(_show()) == everything >= set(SETTINGS)
+    assert set(show()) == everything >= set(SETTINGS)
 
 
-def test_show_for_people_names_value_and_source(file):
+def test_show_for_people_names_value_and_source(file, dflashd):
     file.write_text('system = "Größe"\n')
     outcome = dflashd("config", "show", "--config", str(file), "generate")
     assert f'system              "Größe"  (file: {file})\n' in outcome.out
     assert "seed                -  (default)\n" in outcome.out
 
 
-def test_show_of_a_verb_without_settings_is_empty():
-    assert _show("doctor") == {}
+def test_show_of_a_verb_without_settings_is_empty(show):
+    assert show("doctor") == {}
 
 
-def test_show_refuses_what_is_no_verb_and_what_the_verb_refuses():
+def test_show_refuses_what_is_no_verb_and_what_the_verb_refuses(dflashd):
     outcome = dflashd("config", "show", "sing")
     assert outcome.code == 2
     assert "'sing' is no verb; there are generate" in outcome.err

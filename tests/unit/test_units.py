@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
-from support.command import dflashd
+from support.command import InProcess
 
 from launch import cli, unit_check
 from launch.unit_check import MOST_EXPOSED, check
@@ -20,6 +20,11 @@ CHOICES = [Choice(program=PROGRAM, user=u, gpu=g) for u in (False, True) for g i
 analyzed = pytest.mark.skipif(
     shutil.which(unit_check.ANALYZE) is None, reason="systemd-analyze is not installed"
 )
+
+
+@pytest.fixture
+def dflashd(capsys, monkeypatch):
+    return InProcess(capsys, monkeypatch)
 
 
 def _unit(name, **choice):
@@ -46,7 +51,7 @@ def test_systemd_finds_nothing_wrong_and_little_exposed(choice):
 
 
 @analyzed
-def test_what_systemd_finds_wrong_is_said_with_78():
+def test_what_systemd_finds_wrong_is_said_with_78(dflashd):
     outcome = dflashd("units", "verify", "--program", "/usr/bin/no-such-command")
     assert outcome.code == 78
     assert "NOT good" in outcome.out
@@ -148,17 +153,18 @@ def base(tmp_path):
     return tmp_path / "etc"
 
 
-def _install(base, *more):
-    words = ("units", "install", "--program", str(PROGRAM), "--base", str(base))
-    return dflashd(*words, *more)
+@pytest.fixture
+def install_in(dflashd):
+    words = ("units", "install", "--program", str(PROGRAM), "--base")
+    return lambda base, *more: dflashd(*words, str(base), *more)
 
 
 def _listing(base):
     return {path: path.read_bytes() for path in base.rglob("*") if path.is_file()}
 
 
-def test_install_writes_all_files_readable_by_all_and_says_what_is_next(base):
-    outcome = _install(base)
+def test_install_writes_all_files_readable_by_all_and_says_what_is_next(base, install_in):
+    outcome = install_in(base)
     assert outcome.code == 0, outcome.err
     written = _listing(base)
     assert {path.relative_to(base).as_posix() for path in written} == set(unit_files(CHOICES[0]))
@@ -171,52 +177,52 @@ def test_install_writes_all_files_readable_by_all_and_says_what_is_next(base):
         assert rest.decode() == unit_files(CHOICES[0])[path.relative_to(base).as_posix()]
 
 
-def test_install_again_changes_nothing_and_another_choice_replaces_what_differs(base):
-    assert _install(base).code == 0
+def test_install_again_changes_nothing_and_another_choice_replaces_what_differs(base, install_in):
+    assert install_in(base).code == 0
     before = {path: path.stat().st_ino for path in _listing(base)}
-    again = _install(base)
+    again = install_in(base)
     assert again.out.count(": unchanged\n") == len(before)
     assert "next:" not in again.out
     assert {path: path.stat().st_ino for path in _listing(base)} == before
-    assert _install(base, "--gpu").out.count(": replaced\n") == 3
+    assert install_in(base, "--gpu").out.count(": replaced\n") == 3
 
 
-def test_a_dry_run_says_everything_and_writes_nothing(base):
-    outcome = _install(base, "--dry-run")
+def test_a_dry_run_says_everything_and_writes_nothing(base, install_in):
+    outcome = install_in(base, "--dry-run")
     assert outcome.code == 0
     assert outcome.out.count(": would be written\n") == len(unit_files(CHOICES[0]))
     assert not base.exists()
 
 
-def test_what_was_changed_by_hand_is_kept_and_then_nothing_is_written(base):
-    assert _install(base).code == 0
+def test_what_was_changed_by_hand_is_kept_and_then_nothing_is_written(base, install_in):
+    assert install_in(base).code == 0
     path = base / "systemd/system" / TARGET
     path.write_text(path.read_text() + "Nice=5\n")
     changed = _listing(base)
-    outcome = _install(base, "--gpu")
+    outcome = install_in(base, "--gpu")
     assert outcome.code == 78
     assert f"changed by hand, and kept: {path}; --force" in outcome.err
     assert _listing(base) == changed
-    assert f"{path}: was changed by hand" in _install(base, "--dry-run").out
-    forced = _install(base, "--force")
+    assert f"{path}: was changed by hand" in install_in(base, "--dry-run").out
+    forced = install_in(base, "--force")
     assert f"{path}: replaced, though it was changed by hand\n" in forced.out
     assert "Nice=5" not in path.read_text()
 
 
-def test_a_file_that_is_not_ours_or_a_mask_is_kept(base):
+def test_a_file_that_is_not_ours_or_a_mask_is_kept(base, install_in):
     folder = base / "systemd/system"
     folder.mkdir(parents=True)
     (folder / TARGET).write_text("[Unit]\nDescription=mine\n")
     (folder / DRAFT).symlink_to(os.devnull)
-    outcome = _install(base)
+    outcome = install_in(base)
     assert outcome.code == 78
     assert f"{folder / TARGET}, {folder / DRAFT}" in outcome.err
-    assert _install(base, "--force").code == 0
+    assert install_in(base, "--force").code == 0
     assert not (folder / DRAFT).is_symlink()
     assert Path(os.devnull).is_char_device()
 
 
-def test_a_users_files_need_no_privileges_and_lie_in_the_users_folder(tmp_path):
+def test_a_users_files_need_no_privileges_and_lie_in_the_users_folder(tmp_path, dflashd):
     environment = {"XDG_CONFIG_HOME": str(tmp_path), "DFLASHD_CONFIG": os.devnull}
     outcome = dflashd("units", "install", "--user", env=environment)
     assert outcome.code == 0, outcome.err
@@ -265,7 +271,7 @@ def test_a_command_that_is_not_installed_is_said(monkeypatch, tmp_path):
         choose(None, user=True, gpu=False)
 
 
-def test_print_shows_every_file_behind_its_name():
+def test_print_shows_every_file_behind_its_name(dflashd):
     out = dflashd("units", "print", "--program", str(PROGRAM)).out
     for name, text in unit_files(CHOICES[0]).items():
         assert f"# --- {name}\n{text}" in out
