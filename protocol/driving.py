@@ -18,6 +18,7 @@ from protocol.right import Right
 
 DRIVER_LOCK: Final = "driver.lock"
 _MAX_TEXT: Final = 64
+_MAX_LIFE: Final = (1 << 63) - 1  # what a message can name
 _TRIES: Final = 6  # somebody may just be looking whether the lock is held
 _PAUSE_SECONDS: Final = 0.01
 
@@ -42,7 +43,8 @@ def read_driver(run_dir: Path) -> Driver:
         os.close(fd)
     if len(words) != 2 or not all(word.isdigit() for word in words):
         return Driver(0, 0)
-    return Driver(*map(int, words))
+    pid, life = map(int, words)
+    return Driver(pid, life) if life < _MAX_LIFE else Driver(0, 0)
 
 
 def is_driven(run_dir: Path) -> bool:

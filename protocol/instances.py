@@ -1,4 +1,4 @@
-"""The supervisors of this user on this host, found by their run directories."""
+"""The supervisors and services of this user on this host, found by their run directories."""
 
 import re
 from dataclasses import dataclass
@@ -6,8 +6,16 @@ from pathlib import Path
 from typing import Final
 
 from protocol.config import CLIENT_SOCKET
+from protocol.driving import is_driven, read_driver
 from protocol.errors import Unavailable, UsageError
-from protocol.run_directory import OWNER_LOCK, bases, is_private, prefix
+from protocol.run_directory import (
+    OWNER_LOCK,
+    bases,
+    is_private,
+    living_owner,
+    prefix,
+    read_pid,
+)
 
 DEFAULT: Final = "default"  # the pair of daemons that no name was given
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
@@ -29,6 +37,17 @@ class Instance:
     def is_service(self) -> bool:
         """Whether clients can connect; a single `dflashd generate` has no socket."""
         return self.socket.is_socket()
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """One daemon that is a service of its own."""
+
+    instance: str  # the pair it belongs to
+    role: str
+    run_dir: Path
+    pid: int
+    driver: int  # the supervisor's process; 0: nobody drives it
 
 
 def named_directory(name: str) -> Path:
@@ -61,8 +80,26 @@ def instances() -> list[Instance]:
         for path in base.glob(f"{prefix()}*")
         if is_private(path) and "." not in path.name  # that is a daemon's
     }
-    listed = [Instance(name, path, _owner(path)) for name, path in sorted(found.items())]
+    listed = [
+        Instance(name, path, read_pid(path / OWNER_LOCK)) for name, path in sorted(found.items())
+    ]
     return [one for one in listed if one.pid and Path(f"/proc/{one.pid}").exists()]
+
+
+def daemons() -> list[Daemon]:
+    """The daemons that run as services of their own, by name, as `instances` finds supervisors."""
+    found = {
+        path.name.removeprefix(prefix()): path
+        for base in reversed(bases())
+        for path in base.glob(f"{prefix()}*.*")
+        if is_private(path)
+    }
+    listed = []
+    for name, path in sorted(found.items()):
+        instance, _, role = name.rpartition(".")
+        driver = read_driver(path).pid if is_driven(path) else 0
+        listed.append(Daemon(instance, role, path, living_owner(path), driver))
+    return [one for one in listed if one.pid]
 
 
 def find(named: str) -> Path:
@@ -83,11 +120,3 @@ def find(named: str) -> Path:
     if not socket.is_socket():
         raise Unavailable(f"no supervisor listens at {named}; running: {names}")
     return socket
-
-
-def _owner(run_dir: Path) -> int:
-    try:
-        text = (run_dir / OWNER_LOCK).read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return 0
-    return int(text) if text.isdecimal() else 0

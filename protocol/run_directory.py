@@ -27,6 +27,8 @@ OWNER_LOCK: Final = "owner.lock"
 MEMBERS_LOCK: Final = "members.lock"
 RUNTIME_VARIABLE: Final = "DFLASH_RUNTIME"  # where run directories go; for tests and services
 _NAME_BYTES: Final = 4
+_MAX_TEXT: Final = 32  # bytes of a file that names a process
+_MAX_DIGITS: Final = 9  # of a process's number, which is below 2^22
 _ENDING_SECONDS: Final = 1.0  # how long a killed process, or removing a folder, may take
 _LONGEST_SOCKET: Final = max(TARGET_SOCKET, DRAFT_SOCKET, RING_SOCKET, key=len)
 
@@ -142,11 +144,16 @@ def living_owner(path: Path) -> int:
     with taken(lock_file) as is_free:
         if is_free:
             return 0
+    return read_pid(lock_file)
+
+
+def read_pid(path: Path) -> int:
+    """The process that a file names; 0 for one that names none, or is not there."""
     try:
-        text = lock_file.read_text(encoding="ascii").strip()
+        text = path.read_bytes()[:_MAX_TEXT].strip()
     except OSError:
         return 0
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdigit() and len(text) <= _MAX_DIGITS else 0
 
 
 def remove_if_orphaned(path: Path) -> bool:
@@ -178,7 +185,9 @@ def _own(path: Path) -> int:
         try:
             if _try_to_own(path, fd):
                 return fd
-            _refuse_a_live_owner(path, _holder(fd), late=time.monotonic() > deadline)
+            _refuse_a_live_owner(
+                path, read_pid(path / OWNER_LOCK), late=time.monotonic() > deadline
+            )
         except BaseException:
             os.close(fd)
             raise
@@ -216,11 +225,6 @@ def _try_to_own(path: Path, fd: int) -> bool:
 def _refuse_a_live_owner(path: Path, pid: int, *, late: bool) -> None:
     if late or (pid > 0 and Path(f"/proc/{pid}").exists()):
         raise Unavailable(f"{path} is in use by process {pid or 'unknown'}")
-
-
-def _holder(fd: int) -> int:
-    text = os.pread(fd, 32, 0).strip()
-    return int(text) if text.isdigit() else 0
 
 
 def _remove(path: Path) -> None:

@@ -6,7 +6,7 @@ import msgspec
 from launch.commands.status_text import overview
 from launch.remote import Remote
 from protocol.errors import DaemonError
-from protocol.instances import Instance, instances
+from protocol.instances import Instance, daemons, instances
 from protocol.messages import StatusReport
 
 
@@ -22,17 +22,38 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     why_not: str | None  # there is no status
 
 
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    """One daemon that is a service of its own, as ``dflashd ps --json`` prints it."""
+
+    instance: str
+    role: str
+    pid: int
+    run_dir: str
+    driver: int | None  # the supervisor's pid
+
+
 @click.command(name="ps")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def ps_command(*, as_json: bool) -> None:
     """List the supervisors that run, with their daemons and requests.
 
-    It finds those in the usual places; one with a --run-dir elsewhere is asked by
+    Daemons that run as services of their own are listed after them, with the supervisor's pid.
+    Found are those in the usual places; one with a --run-dir elsewhere is asked by
     'dflashd status --connect PATH'.
     """
     found = [_ask(one) for one in instances()]
+    services = [
+        Service(
+            instance=one.instance,
+            role=one.role,
+            pid=one.pid,
+            run_dir=str(one.run_dir),
+            driver=one.driver or None,
+        )
+        for one in daemons()
+    ]
     if as_json:
-        click.echo(msgspec.json.encode({"supervisors": found}))
+        click.echo(msgspec.json.encode({"supervisors": found, "services": services}))
         return
     for one in found:
         click.echo(f"{one.name}  pid {one.pid}  {one.model or one.why_not}")
@@ -41,6 +62,9 @@ def ps_command(*, as_json: bool) -> None:
                 click.echo(f"  {line}")
     if not found:
         click.echo("no supervisor runs")
+    for service in services:
+        driver = f"driven by process {service.driver}" if service.driver else "nobody drives it"
+        click.echo(f"{service.role} of {service.instance}  pid {service.pid}  {driver}")
 
 
 def _ask(instance: Instance) -> Listed:

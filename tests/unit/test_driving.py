@@ -86,7 +86,7 @@ def test_the_right_is_taken_anew_where_its_file_was_removed(lock, tmp_path):
     assert is_driven(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "12", "a b", "1 2 3"])
+@pytest.mark.parametrize("text", ["", "12", "a b", "1 2 3", "1 9223372036854775807", "\xff 1"])
 def test_a_file_that_makes_no_sense_names_nobody(tmp_path, text):
     (tmp_path / DRIVER_LOCK).write_text(text)
     assert read_driver(tmp_path) == Driver(0, 0)

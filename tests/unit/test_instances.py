@@ -1,13 +1,16 @@
 """Which supervisors run here, and which one a name, a folder or a socket means."""
 
+import json
 import os
 import socket
 
 import pytest
 
+from launch.cli import main
+from protocol.driving import DriverLock
 from protocol.errors import Unavailable, UsageError
-from protocol.instances import find, instances, named_directory
-from protocol.run_directory import RunDirectory
+from protocol.instances import daemon_directory, daemons, find, instances, named_directory
+from protocol.run_directory import RunDirectory, living_owner, read_pid
 
 
 @pytest.fixture
@@ -74,3 +77,32 @@ def test_one_that_does_not_run_is_unavailable_and_says_what_does(service):
     for named in ("what is this?", "x" * 40):
         with pytest.raises(UsageError, match="no name of an instance"):
             find(named)
+
+
+def test_services_are_listed_with_the_supervisor_that_drives_them(service, capsys):
+    folders = [daemon_directory(role, "a", None) for role in ("draft", "target")]
+    with RunDirectory(folders[0]), RunDirectory(folders[1]):
+        lock = DriverLock(folders[1])
+        lock.take(1)
+        me = os.getpid()
+        found = [(one.instance, one.role, one.pid, one.driver) for one in daemons()]
+        assert found == [("a", "draft", me, 0), ("a", "target", me, me)]
+        assert instances() == []
+        assert main(["ps"]) == 0
+        assert capsys.readouterr().out.splitlines() == [
+            "no supervisor runs",
+            f"draft of a  pid {me}  nobody drives it",
+            f"target of a  pid {me}  driven by process {me}",
+        ]
+        assert main(["ps", "--json"]) == 0
+        listed = json.loads(capsys.readouterr().out)["services"]
+        assert [one["driver"] for one in listed] == [None, me]
+        lock.release()
+    assert daemons() == []
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"", b"12345678901", b"-4", b"1 2"])
+def test_a_lock_file_that_names_no_process_names_nobody(tmp_path, text):
+    (tmp_path / "owner.lock").write_bytes(text)
+    assert read_pid(tmp_path / "owner.lock") == 0
+    assert living_owner(tmp_path) == 0
