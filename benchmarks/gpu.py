@@ -155,7 +155,7 @@ def main(arguments: Sequence[str]) -> int:
         "dtype": str(dtype),
         "exact": [target.exactness.kind, target.exactness.detail],
         "weight_bytes": target.weight_bytes,
-        "graphs": "off",
+        "graphs": options.graphs,
         "contexts": {
             str(length): measure(target, draft, context, device.torch, length)
             for length in options.contexts
@@ -177,6 +177,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--contexts", type=lambda text: [int(n) for n in text.split(",")], default=[1024, 16384]
     )
+    parser.add_argument("--graphs", action="store_true")
     parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)
 
@@ -195,6 +196,7 @@ def load_target(
         taps=shape.taps,
         block_size=shape.draft["block_size"],
         mask_token_id=3,
+        graphs=options.graphs,
     )
     model = parse_model_config(shape.target, {}, where=options.shape)
     family = known_families()[model.model_type]

@@ -35,6 +35,7 @@ class Plan(FrozenConfig, frozen=True, kw_only=True):
     target_device: str = "cpu"  # or "cuda:N", or "cuda:<uuid>"
     draft_device: str = "cpu"
     hand_over: HandOver = "synchronise"  # of feature rows by a GPU
+    graphs: bool = False  # the target's decode forwards in fixed shapes, recorded on a GPU
     exact: bool = False
     threads: int = 0  # per daemon; 0: as many as this process may use
     slots: Positive = 2

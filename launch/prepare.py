@@ -60,6 +60,7 @@ def _target(plan: Plan, run_dir: Path) -> TargetConfig:
         device=plan.target_device,
         draft_device=plan.draft_device,
         hand_over=plan.hand_over,
+        graphs=plan.graphs,
         exact=plan.exact,
         threads=plan.threads,
         slots=plan.slots,

@@ -62,6 +62,7 @@ class TargetConfig(FrozenConfig, frozen=True, kw_only=True):
     device: str = "cpu"  # or "cuda:N", as this process counts, or "cuda:<uuid>"
     draft_device: str = "cpu"  # of the draft that will come: it decides where the ring lies
     hand_over: HandOver = "synchronise"  # of a GPU's rows: wait for them, or record an event
+    graphs: bool = False  # decode forwards in fixed shapes, recorded once on a GPU
     exact: bool = False
     threads: int = 0  # 0: as many as this process may use
     slots: Positive = 2

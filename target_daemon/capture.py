@@ -24,6 +24,7 @@ class Capture:
         self._rows = ring.rows[0]
         self._spans: tuple[Span, ...] = ()
         self._base = 0
+        self._index: Tensor | None = None
         self._paused = False
 
     def begin(self, slot: int, base: int, rows: int) -> None:
@@ -34,11 +35,24 @@ class Capture:
         self._ring.announce(slot, stop)
         self._rows = self._ring.rows[slot]
         self._spans = spans(base, stop, self._ring.shape.capacity) if self.columns else ()
-        self._base = base
+        self._base, self._index = base, None
+
+    def announce(self, slot: int, stop: int) -> None:
+        """The part of `begin` that is done on the host in each round, before recorded work."""
+        if not self._paused:
+            self._ring.announce(slot, stop)
+
+    def aim(self, slot: int, positions: Tensor) -> None:
+        """The rest, for work that is recorded: `positions` [rows] are read when it runs."""
+        self._rows = self._ring.rows[slot]
+        self._index = positions % self._ring.shape.capacity
 
     def take(self, layer: int, hidden: Tensor) -> None:
         """Store the residual stream `hidden` [>= rows, hidden_size] after `layer`."""
         column = self.columns[layer]
+        if self._index is not None:
+            self._rows[:, column : column + self._hidden].index_copy_(0, self._index, hidden)
+            return
         for span in self._spans:
             first, count = span.start - self._base, span.stop - span.start
             target = self._rows[span.row : span.row + count, column : column + self._hidden]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.errors import (
+    ConfigError,
     InternalError,
     PositionMismatch,
     PromptTooLong,
@@ -121,3 +122,9 @@ def _check_base(sequence: Sequence, base: int, what: str) -> None:
         raise PositionMismatch(
             f"{what} is based at {base}; {sequence.committed} positions are committed"
         )
+
+
+def check_mask(token: int, vocab_size: int) -> None:
+    """Raise ConfigError for a mask token that has no embedding."""
+    if token >= vocab_size:
+        raise ConfigError(f"mask token id {token} is outside the vocabulary of {vocab_size}")

@@ -85,6 +85,7 @@ def _pair(options: Options, line: ProgressLine) -> AbstractContextManager[AnyPai
         target_device=options.target_device,
         draft_device=options.draft_device,
         hand_over=options.hand_over,
+        graphs=options.graphs,
         dtype=options.dtype,
         exact=options.exact,
         threads=options.threads,

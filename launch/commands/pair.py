@@ -17,7 +17,7 @@ from protocol.config import DType, HandOver
 from protocol.errors import UsageError
 
 # Settings that only a verb that loads a pair can honour.
-DEVICES: Final = ("target_device", "draft_device", "hand_over")
+DEVICES: Final = ("target_device", "draft_device", "hand_over", "graphs")
 LOADING: Final = ("model", "draft", *DEVICES, "dtype", "exact", "threads")
 # Settings that are the daemons' own, where they run already.
 THEIRS: Final = (
@@ -41,6 +41,7 @@ class PairOptions:
     target_device: str
     draft_device: str
     hand_over: HandOver
+    graphs: bool
     dtype: DType
     exact: bool
     threads: int

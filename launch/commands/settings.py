@@ -122,6 +122,9 @@ SETTINGS: Final[dict[str, Decorator]] = {
         metavar="tcp://HOST:PORT",
         help="Listen for other hosts, with keys; without them on the loopback interface only.",
     ),
+    "graphs": _option(
+        "--graphs", is_flag=True, help="Decode in fixed shapes, recorded as CUDA graphs on a GPU."
+    ),
     "keys": _option(
         "--keys",
         metavar="FOLDER",

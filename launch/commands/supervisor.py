@@ -10,7 +10,7 @@ from protocol.core_dumps import refuse_core_dumps
 
 @click.command(name="supervisor")
 @settings("model", "draft", "draft_context")
-@settings("target_device", "draft_device", "hand_over", "dtype", "exact", "threads")
+@settings("target_device", "draft_device", "hand_over", "graphs", "dtype", "exact", "threads")
 @settings("slots", "max_positions")
 @click.option(
     "--max-waiting",

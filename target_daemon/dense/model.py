@@ -15,16 +15,18 @@ from torch import Tensor
 
 from protocol.checkpoints.target_config import read_model_config
 from protocol.config import TargetConfig
-from protocol.errors import ConfigError, UnsupportedModel
+from protocol.errors import UnsupportedModel
 from protocol.kernels.rope import Turner, table
 from target_daemon.capture import open_capture
 from target_daemon.checkpoint import Checkpoint
+from target_daemon.checks import check_mask
 from target_daemon.columns import NOWHERE, Columns
 from target_daemon.columns import settle as settle_columns
 from target_daemon.dense.key_values import KeyValues
 from target_daemon.dense.layout import Rules, resolve
 from target_daemon.dense.places import Line, Tree
 from target_daemon.dense.stack import Stack
+from target_daemon.dense.static import StaticForwards
 from target_daemon.dense.weights import DenseLoader
 from target_daemon.exactness import (
     BASE,
@@ -114,6 +116,9 @@ class DenseTarget(NativeTarget):
         turner = Turner(angles, self.dtype)
         self._stack = Stack(model, self.weights, self.key_values, self._capture, turner, self.dtype)
         self._tree: tuple[int, Tree] | None = None  # of the last tree forward, and its slot
+        widest, shapes = max(self.max_width, REFERENCE), (self._stack, self._capture, self._logits)
+        static = StaticForwards(*shapes, request.device, capacity, widest)
+        self.forwards = static if config.graphs else None
         self.widths, self.exactness = self._settle(config)
 
     def _take_facts(self, request: LoadRequest, theta: float) -> None:
@@ -128,11 +133,7 @@ class DenseTarget(NativeTarget):
         self.slots = config.slots
         self.capture_layer_ids = config.taps
         self.mask_token_id = config.mask_token_id
-        if self.mask_token_id >= model.vocab_size:
-            raise ConfigError(
-                f"mask token id {self.mask_token_id} is outside the vocabulary of "
-                f"{model.vocab_size}"
-            )
+        check_mask(config.mask_token_id, model.vocab_size)
         self.eos_token_ids = model.eos_token_ids
         self.tied = model.tied
         self.rope_theta = theta
@@ -191,6 +192,8 @@ class DenseTarget(NativeTarget):
     ) -> Tensor | None:
         count, multiple = tokens.shape[0], self.widths.key_multiple
         tokens = tokens.to(self._device)
+        if self.forwards is not None and logits == "all" and count <= self.max_width:
+            return self.forwards.run(slot, tokens, base_pos, self.widths.least)
         answers: list[Tensor] = []
         for start, stop, rows in self.widths.passes(count):
             wanted = "none" if logits == "last" and stop < count else logits
@@ -264,6 +267,8 @@ class DenseTarget(NativeTarget):
                     coarse=self.dtype == torch.bfloat16,
                 )
         finally:
+            if self.forwards is not None:
+                self.forwards.pool.clear()  # recorded without taps
             self.key_values.clear(PROBE_SLOT, 0, base + rows)
 
     def probe_rows(self, tokens: Tensor, base: int) -> Tensor:

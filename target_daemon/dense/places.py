@@ -9,6 +9,7 @@ from torch import Tensor
 from protocol.kernels.attention import causal_mask
 from protocol.kernels.rope import Turner
 from protocol.trees import depths
+from target_daemon.capture import Capture
 
 
 class Places(ABC):
@@ -18,7 +19,15 @@ class Places(ABC):
     count: int
     rows: int
     reach: int  # no row sees a column from here on
-    columns: Tensor | None  # [count] K/V rows; None: `first`, `first` + 1, ...
+
+    @property
+    @abstractmethod
+    def columns(self) -> Tensor | None:
+        """K/V rows [count]; None: `first`, `first` + 1, ..."""
+
+    def begin(self, capture: Capture, slot: int) -> None:
+        """Tell `capture` where the rows of this pass go."""
+        capture.begin(slot, self.first, self.count)
 
     @abstractmethod
     def angles(self, turner: Turner) -> tuple[Tensor, ...]:
@@ -35,7 +44,10 @@ class Line(Places):
     def __init__(self, first: int, count: int, rows: int) -> None:
         self.first, self.count, self.rows = first, count, rows
         self.reach = first + rows
-        self.columns = None
+
+    @property
+    def columns(self) -> None:
+        return None
 
     def angles(self, turner: Turner) -> tuple[Tensor, ...]:
         return turner.at(self.first, self.reach)
@@ -82,10 +94,14 @@ class Branches(Places):
     def __init__(self, tree: Tree, start: int, stop: int, rows: int) -> None:
         self.first, self.count, self.rows = tree.base + start, stop - start, rows
         self.reach = int(tree.columns[:stop].max()) + 1
-        self.columns = tree.columns[start:stop]
+        self._columns = tree.columns[start:stop]
         self._tree = tree
         # Padding repeats the last row.
         self._rows = torch.arange(start, start + rows).clamp_(max=stop - 1)
+
+    @property
+    def columns(self) -> Tensor:
+        return self._columns
 
     def angles(self, turner: Turner) -> tuple[Tensor, ...]:
         return turner.gather(self._tree.depths[self._rows] + self._tree.base)

@@ -49,7 +49,7 @@ class Stack:
         count, rows = places.count, places.rows
         if rows > count:
             tokens = torch.cat((tokens, tokens[-1:].expand(rows - count)))
-        self._capture.begin(slot, places.first, count)
+        places.begin(self._capture, slot)
         hidden = self.embed(tokens)
         length = padded_length(places.reach, self._key_values.capacity, multiple)
         group = self._heads // self._kv_heads
@@ -57,7 +57,8 @@ class Stack:
             window: places.mask(length, window, group, hidden)[None, None]
             for window in self._windows
         }
-        columns = None if places.columns is None else places.columns.to(hidden.device)
+        columns = places.columns
+        columns = None if columns is None else columns.to(hidden.device)
         angles = places.angles(self._turner)
         caches = self._key_values.readers(slot, length)
         if columns is None:

@@ -30,7 +30,7 @@ class There(PlainHost):
         return {name: each.to(CUDA) for name, each in super().create_weights(specs).items()}
 
 
-def loaded(folder, device, dtype="float32"):
+def loaded(folder, device, dtype="float32", *, graphs=False):
     config = TargetConfig(
         model=str(folder),
         run_dir="",
@@ -41,6 +41,7 @@ def loaded(folder, device, dtype="float32"):
         prefill_chunk=16,
         ring_window=64,
         max_positions=256,
+        graphs=graphs,
     )
     return load_target(config, There() if device == CUDA else PlainHost(), device=device)
 
@@ -65,6 +66,26 @@ def test_the_load_time_probe_runs_here_and_says_what_it_found(runtime, tmp_path,
     target = loaded(write_tiny_target(tmp_path), CUDA, dtype)
     assert target.exactness.kind in ("native", "padded", "no")
     print(dtype, target.exactness)  # the table of docs/gpu.md wants it
+
+
+def test_recorded_forwards_give_what_plain_ones_give(runtime, tmp_path):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    folder = write_tiny_target(tmp_path, "qwen3")
+    plain, static = loaded(folder, CUDA), loaded(folder, CUDA, graphs=True)
+    ids = torch.arange(200) % 97
+    for target in (plain, static):
+        for start in range(0, 96, 16):
+            target.verify_batch(0, ids[start : start + 16], start, "none")
+    at = 96
+    for width in (1, 8, 3, 8, 5, 1, 8):
+        one = plain.verify_batch(0, ids[at : at + width], at, "all")
+        other = static.verify_batch(0, ids[at : at + width], at, "all")
+        torch.testing.assert_close(other, one, atol=2e-4, rtol=2e-4)
+        at += width
+    rows = [position % plain.ring.shape.capacity for position in range(at - 40, at)]
+    torch.testing.assert_close(
+        static.ring.rows[0, rows], plain.ring.rows[0, rows], atol=2e-4, rtol=2e-4
+    )
 
 
 @pytest.mark.parametrize("width", [1, 8, 16])
