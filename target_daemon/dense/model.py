@@ -28,15 +28,7 @@ from target_daemon.dense.places import Line, Tree
 from target_daemon.dense.stack import Stack
 from target_daemon.dense.static import StaticForwards
 from target_daemon.dense.weights import DenseLoader
-from target_daemon.exactness import (
-    BASE,
-    REFERENCE,
-    WIDE,
-    AttentionShape,
-    Exactness,
-    Widths,
-    settle,
-)
+from target_daemon.exactness import BASE, REFERENCE, WIDE, AttentionShape, Exactness, Widths, settle
 from target_daemon.families.base import Family, LoadRequest, NativeTarget
 from target_daemon.target import Logits
 
@@ -116,10 +108,12 @@ class DenseTarget(NativeTarget):
         turner = Turner(angles, self.dtype)
         self._stack = Stack(model, self.weights, self.key_values, self._capture, turner, self.dtype)
         self._tree: tuple[int, Tree] | None = None  # of the last tree forward, and its slot
-        widest, shapes = max(self.max_width, REFERENCE), (self._stack, self._capture, self._logits)
-        static = StaticForwards(*shapes, request.device, capacity, widest)
-        self.forwards = static if config.graphs else None
+        self.forwards = self._static(capacity) if config.graphs else None
         self.widths, self.exactness = self._settle(config)
+
+    def _static(self, capacity: int) -> StaticForwards:
+        widest, logits = max(self.max_width, REFERENCE), self._logits
+        return StaticForwards(self._stack, self._capture, logits, self._device, capacity, widest)
 
     def _take_facts(self, request: LoadRequest, theta: float) -> None:
         model, config = request.model, request.config
