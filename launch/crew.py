@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from launch.casting import Casting
 from launch.daemon_process import Event, Lost, Present
 from launch.deadlines_heap import DeadlineHeap, Timer
 from launch.events import Accuse, Role
 from launch.heartbeat import Heartbeats
-from launch.introductions import Introductions
-from launch.lives import Lives
+from launch.introductions import TIED, Introductions
+from launch.lives import Listeners, Lives
 from launch.owner import Owner
 from launch.peer import AnyReply, Listed, ListedReply, Peer
 from launch.plan import Loading, Plan
@@ -42,7 +43,6 @@ from protocol.messages import (
 from protocol.placement import Placement
 
 ABSENT: Final = DaemonStatus(stage="absent", reason="", life=0, pid=None)
-TIED: Final = "the target whose GPU memory it maps is gone; the draft is started again with it"
 NO_DRAFT: Final = "no draft was asked for"
 LOADING: Final = "the draft is still loading"
 DRAFT_PARKED: Final = "the draft is parked"
@@ -62,26 +62,25 @@ class Crew:
         self._plan = plan
         self._timers = timers
         self._owner = owner
-        self._lives = Lives(
-            plan,
-            poller,
-            timers,
-            command=command,
+        listeners = Listeners(
             tell=self._tell,
             on_event=self._on_event,
             on_over=self._on_over,
             on_parked=owner.on_parked,
+            on_candidate=owner.on_candidate,
         )
+        self._lives = Lives(plan, poller, timers, command, listeners)
         self._introductions = Introductions(
             plan,
             self._lives,
-            send=self.send,
+            send=self._send,
             on_up=self._up,
             on_stage=self._tell,
             on_bad_draft=partial(self._lives.lose, kill=True),
         )
         hello = self._introductions.hello
-        self._heartbeats = Heartbeats(timers, plan.deadlines, hello, self.send)
+        self._heartbeats = Heartbeats(timers, plan.deadlines, hello, self._send)
+        self.casting = Casting(self._lives, self._introductions)
         self.no_draft = NO_DRAFT if plan.asks_no_draft else LOADING
 
     def start(self, run_dir: Path, stack: ExitStack) -> None:
@@ -183,12 +182,19 @@ class Crew:
 
         After `soft` seconds from now the owner is told once that the answer is late.
         """
-        peer, now = self._lives.peers[role], time.monotonic()
+        self._send(self._lives.peers[role], message, seconds, soft)
+
+    def _send(
+        self, peer: Peer, message: LinkMessage, seconds: float, soft: float | None = None
+    ) -> None:
+        now = time.monotonic()
         due = max(now, peer.latest_deadline) + seconds
         timer = self._timers.add(due, partial(self._on_late, peer, message, seconds))
         soft_timer = Timer(0.0, None)
         if soft is not None and isinstance(message, Listed):
-            soft_timer = self._timers.add(now + soft, partial(self._owner.on_soft, role, message))
+            soft_timer = self._timers.add(
+                now + soft, partial(self._owner.on_soft, peer.role, message)
+            )
         try:
             peer.send(message, timer, soft_timer)
         except DaemonError as error:
@@ -206,7 +212,7 @@ class Crew:
 
     def on_replies(self, link: object) -> None:
         """A link has something to read."""
-        for peer in self._lives.peers.values():
+        for peer in self._lives.everyone:
             if peer.is_over or peer.link is not link:
                 continue
             for reply in peer.link.receive():
@@ -250,6 +256,9 @@ class Crew:
             self._introductions.meet(peer, asked, reply)
         except DaemonError as error:
             self._lives.lose(peer, error, kill=True)
+            return
+        if peer is self._lives.candidate:
+            self._owner.on_candidate(None)
 
     def _up(self, peer: Peer) -> None:
         self._lives.note_up(peer)

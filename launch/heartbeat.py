@@ -10,21 +10,20 @@ from collections.abc import Callable
 from functools import partial
 
 from launch.deadlines_heap import DeadlineHeap
-from launch.events import Role
 from launch.peer import Peer
 from protocol.config import Deadlines
 from protocol.messages import Hello, LinkMessage
 
 
 class Heartbeats:
-    """`hello` makes the message from a nonce; `send` takes it with its deadline."""
+    """`hello` makes the message with a nonce; `send` takes it with its deadline."""
 
     def __init__(
         self,
         timers: DeadlineHeap,
         deadlines: Deadlines,
-        hello: Callable[[int], Hello],
-        send: Callable[[Role, LinkMessage, float], None],
+        hello: Callable[[Peer, int], Hello],
+        send: Callable[[Peer, LinkMessage, float], None],
     ) -> None:
         self._timers = timers
         self._deadlines = deadlines
@@ -47,5 +46,6 @@ class Heartbeats:
             self._beating.discard(peer.life)
             return
         if peer.is_idle:
-            self._send(peer.role, self._hello(peer.hello.nonce), self._deadlines.heartbeat_answer)
+            message = self._hello(peer, peer.hello.nonce)
+            self._send(peer, message, self._deadlines.heartbeat_answer)
         self._await(peer)

@@ -26,6 +26,7 @@ from protocol.messages import (
 )
 from protocol.placement import Placement, choose, is_tied
 
+TIED: Final = "the target whose GPU memory it maps is gone; the draft is started again with it"
 MAX_NUMBER: Final = (1 << 63) - 1
 
 
@@ -37,7 +38,7 @@ class Introductions:
         plan: Plan,
         lives: Lives,
         *,
-        send: Callable[[Role, LinkMessage, float], None],
+        send: Callable[[Peer, LinkMessage, float], None],
         on_up: Callable[[Peer], None],
         on_stage: Callable[[Peer], None],
         on_bad_draft: Callable[[Peer, DaemonError], None],
@@ -73,13 +74,13 @@ class Introductions:
     def greet(self, peer: Peer, seconds: float) -> None:
         """Say Hello; the answer has so many seconds."""
         self._set_stage(peer, "greeting")
-        self._send(peer.role, self.hello(secrets.randbelow(MAX_NUMBER)), seconds)
+        self._send(peer, self.hello(peer, secrets.randbelow(MAX_NUMBER)), seconds)
 
-    def hello(self, nonce: int) -> Hello:
+    def hello(self, peer: Peer, nonce: int) -> Hello:
         target, draft = self.lives
         return Hello(
             target_life=target,
-            draft_life=draft,
+            draft_life=peer.life if peer.role == "draft" else draft,  # a candidate has its own
             wire_version=WIRE_VERSION,
             nonce=nonce,
             owner=self._owner,
@@ -106,7 +107,7 @@ class Introductions:
                 self._up(peer)
             case _:
                 raise ProtocolError(f"the {peer.role} answered {type(reply).__name__}")
-        self._pair()
+        self.pair()
 
     def part(self) -> Peer | None:
         """The target is gone, and its ring: the draft waits for the next one.
@@ -120,7 +121,7 @@ class Introductions:
         self._set_stage(draft, "greeting")
         return draft if placement is not None and is_tied(placement.transport) else None
 
-    def _pair(self) -> None:
+    def pair(self) -> None:
         """Pair as soon as both have said what they are."""
         target, draft = self.target_hello, self.draft_hello
         peer = self._peers.get("draft")
@@ -136,7 +137,7 @@ class Introductions:
             return
         self._set_stage(peer, "pairing")
         message = pair_message(target, draft, self.placement, self._lives.ring_address)
-        self._send("draft", message, self._plan.deadlines.pair)
+        self._send(peer, message, self._plan.deadlines.pair)
 
     def _up(self, peer: Peer) -> None:
         peer.stage = "ready"

@@ -7,6 +7,7 @@ A parked one is started again when it is unparked, and that counts as no restart
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -18,44 +19,50 @@ from launch.events import Role
 from launch.peer import Listed, Peer, Sent
 from launch.plan import Plan
 from launch.restart import Backoff
-from launch.starter import Starter, starter_for
+from launch.starter import Spawner, Starter, starter_for
+from launch.understudy import Understudy
 from protocol.client import Poller
-from protocol.errors import DaemonError, PermissionRefused
+from protocol.errors import DaemonError, PermissionRefused, UsageError
 
 OnOver: TypeAlias = Callable[[Peer, DaemonError, Listed | None], None]
 
 
-class Lives:
-    """Constructing starts nothing; `start` does, and `stack` ends what was started.
+@dataclass(frozen=True)
+class Listeners:
+    """Who hears what of the lives.
 
-    `tell` hears of every stage of a peer, and `on_event` what its process says. `on_over` hears
-    that a life has ended by itself or was ended for a reason: nothing that was asked of it will be
-    answered, and what it was at.
-    `on_parked` hears that the process of a parked daemon has ended, maybe more than once.
+    `tell` of every stage of a peer, and `on_event` what its process says. `on_over`: a life has
+    ended by itself or was ended for a reason; nothing that was asked of it will be answered, and
+    what it was at. `on_parked`: the process of a parked daemon has ended, maybe more than once.
+    `on_candidate`: why the draft that was to take over cannot.
     """
+
+    tell: Callable[[Peer], None]
+    on_event: Callable[[Peer, Event], None]
+    on_over: OnOver
+    on_parked: Callable[[], None]
+    on_candidate: Callable[[DaemonError], None]
+
+
+class Lives:
+    """Constructing starts nothing; `start` does, and `stack` ends what was started."""
 
     def __init__(
         self,
         plan: Plan,
         poller: Poller,
         timers: DeadlineHeap,
-        *,
         command: Callable[[Role, Path], Sequence[str]],
-        tell: Callable[[Peer], None],
-        on_event: Callable[[Peer, Event], None],
-        on_over: OnOver,
-        on_parked: Callable[[], None],
+        listeners: Listeners,
     ) -> None:
         self._plan = plan
         self._poller = poller
         self._timers = timers
         self._command = command
-        self._tell = tell
-        self._on_event = on_event
-        self._on_over = on_over
-        self._on_parked = on_parked
+        self._hears = listeners
         self._served: set[Role] = set()  # in any life
         self._starter: Starter | None = None
+        self.understudy = Understudy(self)
         self._stale = 0  # replies of lives that are over
         self._backoffs: dict[Role, Backoff] = {
             role: Backoff(plan.restarts) for role in ("target", "draft")
@@ -76,6 +83,24 @@ class Lives:
     def ring_address(self) -> str:
         """Where the target offers its ring; once started."""
         return "" if self._starter is None else self._starter.ring_address
+
+    @property
+    def spawner(self) -> Spawner:
+        """Where configs can be changed; UsageError for daemons that were not spawned here."""
+        if not isinstance(self._starter, Spawner):
+            raise UsageError("the daemons are services of their own: start those in another way")
+        return self._starter
+
+    @property
+    def candidate(self) -> Peer | None:
+        """The draft that may take over, while it loads."""
+        return self.understudy.candidate
+
+    @property
+    def everyone(self) -> tuple[Peer, ...]:
+        """The present lives, and those that wait beside them."""
+        beside = (self.understudy.candidate, self.understudy.spare)
+        return (*self.peers.values(), *(peer for peer in beside if peer is not None))
 
     @property
     def num_stale_replies(self) -> int:
@@ -106,15 +131,19 @@ class Lives:
         if peer.is_over:
             return
         peer.stage, peer.error = "failed", error
-        sent = self._end(peer, kill=kill)
+        sent = self.end(peer, kill=kill)
+        if self.understudy.lost(peer):
+            self._hears.on_candidate(error)
+        if self.peers.get(peer.role) is not peer:
+            return
         now = time.monotonic()
         delay = self._backoffs[peer.role].failed(now, error)
-        self._tell(peer)
+        self._hears.tell(peer)
         if self._may_restart(peer):
             peer.restart_at = now + delay
             self._timers.add(peer.restart_at, partial(self.restart_if_due, peer))
         asked = next((one.message for one in sent if isinstance(one.message, Listed)), None)
-        self._on_over(peer, error, asked)
+        self._hears.on_over(peer, error, asked)
 
     def park(self, role: Role) -> None:
         """End its process in good order, and start no other before `unpark`."""
@@ -122,9 +151,9 @@ class Lives:
         if peer is None or peer.stage == "parked":
             return
         if not peer.is_over:
-            self._end(peer, kill=False)
+            self.end(peer, kill=False)
         peer.stage, peer.error, peer.restart_at = "parked", None, None
-        self._tell(peer)
+        self._hears.tell(peer)
         self.restart_if_due(peer)
 
     def unpark(self, role: Role) -> None:
@@ -134,6 +163,16 @@ class Lives:
             peer.restart_at = time.monotonic()
             self.restart_if_due(peer)
 
+    def renew(self, role: Role) -> None:
+        """End its life in good order and begin another, as its config says by now."""
+        self.park(role)
+        self.forgive(role)
+        self.unpark(role)
+
+    def forgive(self, role: Role) -> None:
+        """Forget its failures: what comes next is another daemon."""
+        self._backoffs[role] = Backoff(self._plan.restarts)
+
     def is_gone(self, role: Role) -> bool:
         """Whether it has no process, and will get none."""
         peer = self.peers.get(role)
@@ -142,7 +181,7 @@ class Lives:
     def restart_if_due(self, peer: Peer) -> None:
         """Not before its process has ended: it may still hold, or remove, the socket's name."""
         if peer.stage == "parked" and peer.restart_at is None and peer.has_ended:
-            self._on_parked()
+            self._hears.on_parked()
         late = peer.restart_at is not None and time.monotonic() >= peer.restart_at
         if not late or self._starter is None or not peer.has_ended:
             return
@@ -162,30 +201,40 @@ class Lives:
             self.children.watch(peer)
             self._on_events(peer, events)
 
-    def _end(self, peer: Peer, *, kill: bool) -> tuple[Sent, ...]:
+    def end(self, peer: Peer, *, kill: bool) -> tuple[Sent, ...]:
         """End its process and link; what will not be answered any more."""
         self._timers.cancel(peer.load_timer)
+        sent = self.forget_sent(peer)
+        peer.disconnect()
+        self.children.end(peer, kill=kill)
+        return sent
+
+    def forget_sent(self, peer: Peer) -> tuple[Sent, ...]:
+        """Wait for none of its answers; what it was asked."""
         sent = peer.forget_sent()
         for one in sent:
             one.cancel(self._timers)
-        peer.disconnect()
-        self.children.end(peer, kill=kill)
         return sent
 
     def _begin(self, starter: Starter, role: Role) -> None:
         peer = starter.peer(role, self.peers.get(role))
         self.peers[role] = peer
+        self.begin(peer)
+
+    def begin(self, peer: Peer) -> None:
+        """Start its process, and watch it."""
         events = peer.start(self._poller)
         self.children.watch(peer)
         self.children.await_deadline(peer)
         due = time.monotonic() + self._plan.deadlines.load
         peer.load_timer = self._timers.add(due, partial(self._on_load_late, peer))
-        self._tell(peer)
+        self._hears.tell(peer)
         self._on_events(peer, events)
 
     def _on_events(self, peer: Peer, events: Sequence[Event]) -> None:
         for event in events:
-            self._on_event(peer, event)
+            if not peer.is_over:  # what it said before it was told to end means nothing any more
+                self._hears.on_event(peer, event)
         self.restart_if_due(peer)
 
     def _on_load_late(self, peer: Peer) -> None:
@@ -201,7 +250,8 @@ class Lives:
 
     def _close_all(self) -> None:
         """Both end at the same time, within their deadlines."""
-        for peer in self.peers.values():
+        everyone = (*self.everyone, *self.understudy.leaving)
+        for peer in everyone:
             peer.end()
-        for peer in self.peers.values():
+        for peer in everyone:
             peer.close()

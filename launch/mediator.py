@@ -28,6 +28,7 @@ from launch.parking import Parking
 from launch.patience import Patience
 from launch.peer import Listed, ListedReply, refusals
 from launch.plan import Loading, Plan
+from launch.swapping import Swapping
 from launch.turns import ComputeItem, shares_cores
 from protocol.client import Poller
 from protocol.errors import DaemonError
@@ -53,6 +54,7 @@ class Mediator:
         self._dispatch = Dispatch(self.crew, self._patience, self._withdraw)
         self.desk = Desk(self._dispatch.send, self.crew.accuse, max_waiting=plan.max_waiting)
         self.parking = Parking(self.crew, self.desk, self._dispatch, timers)
+        self.swapping = Swapping(self.crew, self.desk, self._dispatch, self.parking)
 
     def admit(self) -> None:
         """Start what can start, and send what may be sent."""
@@ -82,12 +84,14 @@ class Mediator:
             if not self.parking.holds("draft"):
                 self.desk.broadcast(DraftUp(DraftFacts.of(draft, self.crew.doubt)))
         self.parking.on_up(role)
+        self.swapping.on_up(role)
         self.admit()
 
     def on_lost(self, role: Role, error: DaemonError, asked: Listed | None) -> None:
         """See `launch.owner.Owner`."""
         self._dispatch.lost(role)
         self.parking.on_lost(role, error)
+        self.swapping.on_lost(role, error)
         if role == "draft":
             self.desk.broadcast(DraftDown(str(error)))
         else:
@@ -99,6 +103,11 @@ class Mediator:
     def on_parked(self) -> None:
         """See `launch.owner.Owner`."""
         self.parking.on_parked()
+
+    def on_candidate(self, error: DaemonError | None) -> None:
+        """See `launch.owner.Owner`."""
+        self.swapping.on_candidate(error)
+        self.admit()
 
     def on_late(self, role: Role, asked: Listed) -> None:
         """See `launch.owner.Owner`."""

@@ -34,6 +34,10 @@ class Owner(Protocol):
         """The process of a parked daemon has ended."""
         ...
 
+    def on_candidate(self, error: DaemonError | None) -> None:
+        """The draft that is to take over has loaded, or why it cannot."""
+        ...
+
     def on_soft(self, role: Role, asked: Listed) -> None:
         """Its soft deadline has passed; the answer may still come."""
         ...

@@ -52,6 +52,10 @@ class Parking:
         """Whether no new request may use it."""
         return self._sides[role].state not in ("running", "starting")
 
+    def is_busy(self, role: Role) -> bool:
+        """Whether it is parked, or on the way there or back."""
+        return self._sides[role].state != "running"
+
     def status(self, role: Role) -> DaemonStatus:
         """The daemon's status; one that requests only finish with says so."""
         status = self._crew.status(role)

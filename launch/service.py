@@ -37,6 +37,7 @@ from protocol.messages import (
     Refused,
     Status,
     Submit,
+    Swap,
     Unpark,
     Watch,
     Welcome,
@@ -192,6 +193,8 @@ class Service:
             case Unpark():
                 answer = partial(self._answer, client, message.operation)
                 self._supervisor.unpark(message.role, answer)
+            case Swap():
+                self._supervisor.swap(message.draft, partial(self._swapped, client, message))
             case Watch():
                 self._watch(client, message.seconds)
             case _:
@@ -245,6 +248,11 @@ class Service:
             self._deny(client, operation, what)
         else:
             self._send(client, Done(operation=operation, detail=what))
+
+    def _swapped(self, client: _Client, swap: Swap, what: str | DaemonError) -> None:
+        if not isinstance(what, DaemonError):
+            self._welcome = msgspec.structs.replace(self._welcome, draft=swap.draft)
+        self._answer(client, swap.operation, what)
 
     def _deny(self, client: _Client, operation: int, error: DaemonError) -> None:
         detail = str(error)[:MAX_DETAIL]

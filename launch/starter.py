@@ -2,9 +2,9 @@
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -14,7 +14,10 @@ from launch.peer import SOCKETS, Peer
 from launch.plan import Plan
 from launch.prepare import prepare
 from launch.process import Child, daemon_command
-from protocol.config import RING_SOCKET, FrozenConfig, write_config
+from protocol.config import RING_SOCKET, DraftConfig, TargetConfig, write_config
+
+DaemonConfig: TypeAlias = TargetConfig | DraftConfig
+Configs: TypeAlias = Mapping[Role, DaemonConfig]
 
 MODULES: Final[dict[Role, str]] = {"target": "target_daemon", "draft": "draft_daemon"}
 
@@ -68,7 +71,7 @@ class Spawner:
         self._command = command
         self._lives = itertools.count(1)
         prepared = prepare(plan, run_dir)
-        self._configs: dict[Role, FrozenConfig] = {"target": prepared.target}
+        self._configs: dict[Role, DaemonConfig] = {"target": prepared.target}
         if prepared.draft is not None:
             self._configs["draft"] = prepared.draft
 
@@ -86,12 +89,46 @@ class Spawner:
         Only when the process of the life before has ended: both would use one socket.
         """
         del before
+        return self._make(role, self._configs[role])
+
+    @property
+    def configs(self) -> Configs:
+        """What the next life of each daemon is told."""
+        return dict(self._configs)
+
+    def adopt(self, configs: Configs) -> None:
+        """Tell the lives from now on this."""
+        self._configs = dict(configs)
+
+    def configs_with(self, draft: str) -> Configs:
+        """The configs with another draft; the target's own where that does for it as it is.
+
+        Raises what `prepare` raises. Both drafts can run at the same time.
+        """
+        prepared = prepare(msgspec.structs.replace(self._plan, draft=draft), self._run_dir)
+        target, present = prepared.target, self._configs["target"]
+        if isinstance(present, TargetConfig) and present.block_size > target.block_size:
+            target = msgspec.structs.replace(target, block_size=present.block_size)
+        found: dict[Role, DaemonConfig] = {"target": target}
+        if prepared.draft is not None:
+            before = self._configs.get("draft")
+            second = isinstance(before, DraftConfig) and before.socket == "draft.sock"
+            socket: Literal["draft.sock", "draft2.sock"] = "draft2.sock" if second else "draft.sock"
+            found["draft"] = msgspec.structs.replace(prepared.draft, socket=socket)
+        return found
+
+    def candidate(self, configs: Configs) -> Peer:
+        """A peer for the draft of `configs`, beside the present one; nothing is spawned yet."""
+        return self._make("draft", configs["draft"])
+
+    def _make(self, role: Role, config: DaemonConfig) -> Peer:
+        socket = config.socket if isinstance(config, DraftConfig) else SOCKETS[role]
         life = next(self._lives)
-        path = self._run_dir / f"{role}.json"
+        path = (self._run_dir / socket).with_suffix(".json")
         path.unlink(missing_ok=True)
-        write_config(msgspec.structs.replace(self._configs[role], life=life), path)
+        write_config(msgspec.structs.replace(config, life=life), path)
         child = Child(self._command(role, path), deadlines=self._plan.deadlines)
-        return Peer(role, life, child, f"ipc://{self._run_dir / SOCKETS[role]}")
+        return Peer(role, life, child, f"ipc://{self._run_dir / socket}")
 
     def close(self) -> None:
         """The run directory is its owner's."""

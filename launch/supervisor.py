@@ -118,12 +118,19 @@ class Supervisor:
 
     def park(self, role: Role, answer: Answer, *, now: bool = False, within: float) -> None:
         """End a daemon to free its memory; `answer` gets what was done, or why not, once."""
-        self._parking.park(role, answer, now=now, within=within)
+        if self._mediator.swapping.is_busy:
+            answer(Unavailable("another draft is taking over: wait for that"))
+        else:
+            self._parking.park(role, answer, now=now, within=within)
 
     def unpark(self, role: Role, answer: Answer) -> None:
         """Start it again; requests that were paused go on where they were."""
         self._parking.unpark(role, answer)
         self._mediator.admit()
+
+    def swap(self, draft: str, answer: Answer) -> None:
+        """Put another draft in the present one's place; requests go on, their text unchanged."""
+        self._mediator.swapping.swap(draft, answer)
 
     def describe(self) -> StatusReport:
         """What runs, how, and why."""

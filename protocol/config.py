@@ -85,6 +85,7 @@ class DraftConfig(FrozenConfig, frozen=True, kw_only=True):
     draft: str  # folder
     run_dir: str
     life: int  # of a service, whose supervisor gives it: any
+    socket: Literal["draft.sock", "draft2.sock"] = "draft.sock"  # in the run directory
     service: bool = False  # a process of its own, with no supervisor for a parent
     dtype: DType = "auto"
     device: str = "cpu"  # or "cuda:N", as this process counts, or "cuda:<uuid>"

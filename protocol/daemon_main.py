@@ -121,6 +121,8 @@ def _serve(
     if config.service:
         status.to_log()
     socket, requests = served
+    if isinstance(config, DraftConfig):
+        socket = config.socket  # two drafts share a run directory while one takes over
 
     def progress(done: int, total: int) -> None:
         standing.endings.check()

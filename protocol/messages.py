@@ -724,6 +724,16 @@ class Unpark(Message, frozen=True, kw_only=True):
     operation: Id = 0
 
 
+class Swap(Message, frozen=True, kw_only=True):
+    """client -> supervisor: put another draft in the place of the present one, or deny it.
+
+    It is loaded beside the present one, which serves meanwhile. Done when it serves.
+    """
+
+    draft: Text  # its folder
+    operation: Id = 0
+
+
 class Done(Message, frozen=True, kw_only=True):
     """supervisor -> client: an operation has been carried out; `detail` is one sentence."""
 

@@ -51,6 +51,7 @@ from protocol.messages import (
     Status,
     StatusReport,
     Submit,
+    Swap,
     TargetHello,
     Unpark,
     Verified,
@@ -65,7 +66,7 @@ TargetRequest = Hello | Open | Prefill | Replay | Verify | Close
 DraftRequest = Hello | Pair | Open | Ingest | Propose | Close
 TargetReply = TargetHello | Opened | Prefilled | Replayed | Verified | Closed | Failed
 DraftReply = DraftHello | Paired | Opened | Ingested | Proposed | Closed | Failed
-ClientRequest = Submit | Cancel | Status | Watch | Park | Unpark
+ClientRequest = Submit | Cancel | Status | Watch | Park | Unpark | Swap
 ClientReply = (
     Welcome | Accepted | Progress | Piece | Finished | Refused | Done | Denied | StatusReport
 )

@@ -2,6 +2,8 @@
 
 import click
 
+from launch import exit_codes
+from launch.commands.pair import connect_option
 from launch.commands.settings import config_option, settings
 from launch.models import DEFAULT_NAME
 from launch.settings import Setting
@@ -37,7 +39,11 @@ def target_command(**arguments: object) -> int:
     return run_target(TargetOptions(**arguments))  # type: ignore[arg-type]  # click has checked them
 
 
-@click.command(name="draft")
+@click.group(
+    name="draft",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "--model",
     cls=Setting,
@@ -69,11 +75,33 @@ def target_command(**arguments: object) -> int:
     help="target: a target on another host is asked to embed and to choose ids.",
 )
 @config_option
-def draft_command(**arguments: object) -> int:
+@click.pass_context
+def draft_command(context: click.Context, /, **arguments: object) -> int:
     """Run the draft daemon in the foreground, as a service of its own.
 
-    See 'dflashd target'.
+    See 'dflashd target'. With 'swap', change the draft of a running supervisor.
     """
+    if context.invoked_subcommand is not None:
+        return 0
     from launch.commands.alone import DraftOptions, run_draft  # noqa: PLC0415 - not for --help
 
     return run_draft(DraftOptions(**arguments))  # type: ignore[arg-type]  # click has checked them
+
+
+@draft_command.command(name="swap")
+@click.argument("draft", metavar="DRAFT")
+@connect_option("The supervisor to ask; needed where several run.")
+def swap_command(*, draft: str, connect: str | None) -> int:
+    """Put DRAFT in the place of a running supervisor's draft.
+
+    DRAFT is a folder, the name of the installed draft, or a hub id. Requests go on, and their text
+    does not change. If DRAFT cannot be used the one of before serves on, and this says why.
+    """
+    from launch.commands.operating import operate  # noqa: PLC0415 - not for --help
+    from launch.drafts import find_draft  # noqa: PLC0415
+    from launch.remote import OPERATION  # noqa: PLC0415
+    from protocol.messages import Swap  # noqa: PLC0415
+
+    folder = find_draft(draft).path
+    number = operate(Swap(draft=str(folder), operation=OPERATION), connect)
+    return exit_codes.OK if number is None else exit_codes.SIGNALS[number]

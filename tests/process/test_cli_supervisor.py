@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 from support.command import ISOLATED, dflashd
-from support.tiny_text import write_speaking_pair
+from support.tiny_text import edit_json, write_speaking_pair
 from support.waiting import until
 
 from launch import exit_codes
@@ -152,6 +153,33 @@ def test_parking_pauses_a_request_of_our_own_daemons_and_changes_no_token(pair):
         assert report.faults.num_replay_mismatches == 0
         again = msgspec.json.decode(_run(*words).out, type=Report)
     assert report.token_ids == again.token_ids
+
+
+def test_a_draft_with_other_taps_takes_over_from_our_own_daemons_and_changes_no_token(
+    pair, tmp_path
+):
+    other = shutil.copytree(pair[1], tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())["dflash_config"]
+    edit_json(other / "config.json", dflash_config=config | {"target_layer_ids": [0, 1, 3]})
+    words = ("generate", "--connect", "--json", "--max-tokens", "400", "--ignore-eos", PROMPT)
+    with supervisor(pair):
+        until(lambda: _status().mode == "speculative", seconds=60)
+        with started(*words) as client:
+            until(
+                lambda: [one.completion_tokens > 3 for one in _status().requests] == [True],
+                seconds=30,
+            )
+            outcome = _run("draft", "swap", str(other))
+            assert (outcome.code, outcome.out) == (0, f"the draft is {other} now\n")
+            report = msgspec.json.decode(client.stdout.read(), type=Report)
+        again = msgspec.json.decode(_run(*words).out, type=Report)
+        status = _status()
+        refused = _run("draft", "swap", str(tmp_path))
+    assert report.token_ids == again.token_ids
+    assert report.faults.num_replay_mismatches == 0
+    assert (status.mode, status.target_facts.taps) == ("speculative", (0, 1, 3))
+    assert refused.code == exit_codes.CONFIG
+    assert "no config.json" in refused.err
 
 
 def test_ctrl_c_at_an_operation_ends_its_waiting_alone(pair):

@@ -235,6 +235,20 @@ def test_parking_again_while_it_starts_answers_who_waited_for_the_start(world):
     assert isinstance(parked(), Done)
 
 
+def test_daemons_that_are_parked_while_they_load_stay_parked(folders):
+    with serving(*folders, ready=False) as world:
+        for _ in range(3):
+            done(world, Park(role="target", now=True))
+            status = world.supervisor.describe()
+            assert (status.target.stage, status.draft.stage) == ("parked", "parked")
+            unparked = ask(world, Unpark(role="target"))
+            world.until(lambda: world.supervisor.describe().target.stage != "parked")
+        world.until(unparked)
+        client = world.client().submit(1, PROMPT, 20)
+        world.until(lambda: client.answer(1))
+        assert client.tokens(1) == text(20)
+
+
 def test_without_a_draft_there_is_none_to_park(folders):
     with serving(folders[0], None) as world:
         for message in (Park(role="draft"), Unpark(role="draft")):

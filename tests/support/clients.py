@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.supervised import model_command, plan_for
+from support.supervised import FULL, model_command, plan_for
 from support.waiting import until
 
 from launch.service import Service
@@ -35,6 +35,8 @@ class SocketClient:
         return self
 
     def submit(self, number, prompt, max_tokens, **fields) -> "SocketClient":
+        """At full width unless `fields` say otherwise, so that a draft is always used."""
+        fields = {"block_width": FULL} | fields
         tokens = pack_ids(prompt)
         return self.send(Submit(request=number, prompt=tokens, max_tokens=max_tokens, **fields))
 
@@ -94,8 +96,8 @@ class World:
 
 
 @contextmanager
-def serving(target, draft, find_stop=lambda _: None, **changes):
-    """A service whose daemons are ready."""
+def serving(target, draft, find_stop=lambda _: None, *, ready=True, **changes):
+    """A service whose daemons are ready, or load still."""
     plan = plan_for(target, draft, **changes)
     welcome = Welcome(
         wire_version=WIRE_VERSION,
@@ -109,7 +111,8 @@ def serving(target, draft, find_stop=lambda _: None, **changes):
         Supervisor(plan, command=model_command) as supervisor,
         Service(supervisor, welcome, find_stop, farewell=1.0) as service,
     ):
-        supervisor.wait_ready()
+        if ready:
+            supervisor.wait_ready()
         world = World(supervisor, service)
         try:
             yield world

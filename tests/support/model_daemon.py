@@ -4,7 +4,7 @@ They load in a moment, and misbehave as $DFLASH_TEST_FAULTS says: words ``role:f
 where the fault strikes at the n-th message of that verb, in the first life of
 that role, or with ``:always`` at the end in every one. Faults: ``die`` (SIGKILL), ``hang``,
 ``refuse`` (the whole message), ``nonsense`` (wrong ids), ``garbage`` (no message at all),
-``load_error``, ``load_hang``, ``exit`` (before it is loaded).
+``load_error``, ``load_hang``, ``exit`` (before it is loaded), ``other_taps`` (is refused).
 """
 
 import os
@@ -23,8 +23,15 @@ from support.model_pair import VOCAB, ModelTarget, local_token
 from launch.token_ids import pack_ids
 from protocol import host_facts, server
 from protocol.boundary import each
+from protocol.checkpoints.draft_config import read_draft_config
 from protocol.daemon_main import run_draft, run_target
-from protocol.errors import CheckpointError, InternalError, Overloaded, UnknownSequence
+from protocol.errors import (
+    CheckpointError,
+    InsufficientMemory,
+    InternalError,
+    Overloaded,
+    UnknownSequence,
+)
 from protocol.messages import (
     WIRE_VERSION,
     Close,
@@ -181,7 +188,11 @@ class Daemon:
             "weight_bytes": 0,
         }
         if self.role == "draft":
-            taps = (0, 2, 3) if self._fault("taps") != "wrong" else (0, 1, 3)
+            folder = Path(self.config.draft)
+            known = (folder / "config.json").is_file()
+            taps = read_draft_config(folder).target_layer_ids if known else (0, 2, 3)
+            if self._fault("taps") == "wrong":
+                taps = (0, 1, 3)
             return DraftHello(
                 network="model",
                 target_layer_ids=taps,
@@ -242,6 +253,8 @@ def build_for(role):
         progress(1, 2)
         if "load_error" in mine:
             raise CheckpointError(f"no tensor `x` in the {role}")
+        if "other_taps" in mine and config.taps != (0, 2, 3):
+            raise InsufficientMemory("no room for these taps")
         if "exit" in mine:
             os._exit(9)
         while "load_hang" in mine:
