@@ -49,7 +49,7 @@ def products(pair: InProcess, draft: Engine) -> list[Linear]:
         raise SystemExit("only DFlash drafts are taken apart here")
     layers = network._layers  # noqa: SLF001 -- what nothing but a measurement needs
     found = [part for one in layers for part in (one.qkv, one.output, one.gate_up, one.down)]
-    return [*found, draft._borrowed.head]  # noqa: SLF001 -- the same
+    return [*found, draft._lexicon.head]  # noqa: SLF001 -- the same
 
 
 @torch.inference_mode()

@@ -4,7 +4,7 @@ Implements `protocol.engines.DraftEngine`. A sequence is as it was when a method
 again at the same position is always possible, since block rows never become context.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draft_daemon.checkpoint import LoadedDraft
 from draft_daemon.context import DraftContext
-from draft_daemon.head import Borrowed
+from draft_daemon.head import Borrowed, noisy
 from draft_daemon.lexicon import Lexicon
 from protocol.codec import pack_tokens
 from protocol.errors import Overloaded, PositionMismatch, UnknownSequence, UsageError
@@ -26,6 +26,7 @@ from protocol.messages import (
     OpenItem,
     ProposedItem,
     ProposeItem,
+    Sampling,
 )
 from protocol.transports.base import FeatureGuest
 
@@ -48,6 +49,7 @@ class _Sequence:
     slot: int
     window: int  # positions before the block that it attends to
     ingested: int = 0  # rows below are context, or were lost for good
+    sampling: Sampling = field(default_factory=Sampling)
 
 
 class Engine:
@@ -126,7 +128,7 @@ class Engine:
             self._context.reset(item.slot)
         whole = self._context.holds(item.slot, first, item.committed)
         ingested = item.committed if whole else max(first, min(item.oldest, item.committed))
-        self._open[item.sequence] = _Sequence(item.slot, window, ingested)
+        self._open[item.sequence] = _Sequence(item.slot, window, ingested, noisy(item.sampling))
         return OpenedItem(
             sequence=item.sequence,
             round=item.round,
@@ -152,7 +154,7 @@ class Engine:
 
     @torch.inference_mode()
     def propose(self, item: ProposeItem) -> ProposedItem:
-        """Ingest the new rows, then run one block and take the best id of each slot."""
+        """Ingest the new rows, then run one block and choose an id for each slot."""
         began, moved = perf_counter(), self._guest.moved_bytes
         state = self._find(item.sequence)
         if item.width - 1 > self._config.max_proposals:
@@ -160,9 +162,15 @@ class Engine:
                 f"{item.width - 1} tokens wanted; a block of this draft proposes "
                 f"{self._config.max_proposals}"
             )
+        if len(item.temperatures) not in (0, item.width - 1):
+            raise UsageError(
+                f"{len(item.temperatures)} temperatures for {item.width - 1} tokens wanted"
+            )
         self._ingest(item.sequence, state, item.base_pos)
         ingested = perf_counter()
-        tokens, rows = self._block(state, item.base_pos, item.pending, item.width)
+        tokens, rows = self._block(
+            state, item.base_pos, item.pending, item.width, item.temperatures
+        )
         return ProposedItem(
             sequence=item.sequence,
             round=item.round,
@@ -211,14 +219,26 @@ class Engine:
             at = state.ingested = end
         return first
 
-    def _block(self, state: _Sequence, base: int, pending: int, width: int) -> tuple[bytes, int]:
+    def _block(
+        self,
+        state: _Sequence,
+        base: int,
+        pending: int,
+        width: int,
+        temperatures: tuple[float, ...] = (),
+    ) -> tuple[bytes, int]:
         """Ids (int32 bytes) for the ``width - 1`` positions after `pending`, and context rows."""
         anchored = self._config.sample_from_anchor
         rows = width - 1 if anchored else width
-        ids = torch.full((rows,), self._config.mask_token_id, dtype=torch.int64)
-        ids[0] = pending
-        embedded = self._lexicon.embed(ids)
+        block = torch.full((rows,), self._config.mask_token_id, dtype=torch.int64)
+        block[0] = pending
+        embedded = self._lexicon.embed(block)
         view = self._context.view(state.slot, base, rows, state.window)
         hidden = self._network.block(embedded, view)
-        best = self._lexicon.best(hidden if anchored else hidden[1:])
-        return pack_tokens(best), view.context_rows
+        if not anchored:
+            hidden = hidden[1:]
+        if temperatures:
+            ids = self._lexicon.drawn(hidden, base + 1, state.sampling, temperatures)
+        else:
+            ids = self._lexicon.best(hidden)
+        return pack_tokens(ids), view.context_rows

@@ -1,23 +1,45 @@
 """Embedding and head of a draft: the target's own, mapped and never copied, or the draft's head."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Final
 
+import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from draft_daemon.checkpoint import LoadedDraft
-from protocol.choice import best_ids
+from protocol.choice import best_ids, choose
 from protocol.errors import DraftMismatch, UsageError
 from protocol.kernels.linear import Linear, adopt
+from protocol.messages import Sampling
+
+NOWHERE: Final = torch.empty(0, dtype=torch.int64)  # no history: nothing that looks at it is left
+
+
+def noisy(sampling: Sampling) -> Sampling:
+    """The part of a request's sampling that needs no history and no ids of the target's."""
+    return Sampling(
+        top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p, seed=sampling.seed
+    )
 
 
 class Borrowed:
     """Turns ids into block rows and hidden rows into ids, over the target's shared tensors.
 
-    The target's logit scale and soft-cap are monotonic, so that they cannot change the best id.
+    The target's logit scale and soft-cap are monotonic, so that they cannot change the best id;
+    they count where noise is added.
     """
 
-    def __init__(self, draft: LoadedDraft, weights: Mapping[str, Tensor], vocab_size: int) -> None:
+    def __init__(
+        self,
+        draft: LoadedDraft,
+        weights: Mapping[str, Tensor],
+        vocab_size: int,
+        logit_scale: float = 1.0,
+        logit_softcap: float = 0.0,
+    ) -> None:
         """`weights` as `FeatureGuest.weights` gives them; ids from `vocab_size` on are padding."""
+        self._vocab, self._logit_scale, self._cap = vocab_size, logit_scale, logit_softcap
         config, device = draft.config, draft.network.device
         # Mapped memory is used where it lies; a draft on another device takes a copy, once.
         weights = {name: tensor.to(device) for name, tensor in weights.items()}
@@ -46,6 +68,22 @@ class Borrowed:
         ids = best_ids(logits.float())
         found = ids if self._target_ids is None else self._target_ids[ids]
         return tuple(found.tolist())
+
+    def drawn(
+        self, hidden: Tensor, position: int, sampling: Sampling, temperatures: Sequence[float]
+    ) -> tuple[int, ...]:
+        """An id for each row of `hidden` [n, hidden]; see `Lexicon.drawn`."""
+        logits = self._head(hidden.to(self._head.weight.dtype)).float()
+        if self._target_ids is not None:  # the noise belongs to the target's ids
+            whole = logits.new_full((logits.shape[0], self._vocab), -torch.inf)
+            logits = whole.index_copy_(1, self._target_ids, logits)
+        logits = logits * self._logit_scale
+        if self._cap:
+            logits = self._cap * torch.tanh(logits / self._cap)
+        return tuple(
+            int(choose(row[None], position + index, replace(sampling, temperature=part), NOWHERE))
+            for index, (row, part) in enumerate(zip(logits, temperatures, strict=True))
+        )
 
 
 def _target_head(draft: LoadedDraft, weights: Mapping[str, Tensor], vocab_size: int) -> Linear:

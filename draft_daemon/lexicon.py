@@ -1,5 +1,6 @@
 """Where a draft's embedding and head come from: mapped, read from a file, or the target itself."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from protocol.checkpoints.identity import identify
 from protocol.config import DraftConfig
 from protocol.errors import ConfigError, DraftMismatch, UnsupportedModel
 from protocol.lent_weights import lent_weights, weights_hash
-from protocol.messages import Attached, Pair
+from protocol.messages import Attached, Pair, Sampling
 from protocol.transports.base import FeatureGuest, RemoteTarget
 
 
@@ -25,6 +26,15 @@ class Lexicon(Protocol):
 
     def best(self, hidden: Tensor) -> tuple[int, ...]:
         """The most likely id of each row of `hidden` [n, hidden]."""
+        ...
+
+    def drawn(
+        self, hidden: Tensor, position: int, sampling: Sampling, temperatures: Sequence[float]
+    ) -> tuple[int, ...]:
+        """An id for each row of `hidden` [n, hidden], the first of which is at `position`.
+
+        Each is what the target would choose with these scores at its temperature; 0: the best.
+        """
         ...
 
 
@@ -54,6 +64,13 @@ class Asked:
         logits = self._own.head(hidden.to(self._own.head.weight.dtype))
         return tuple(self._own.target_ids[logits.float().argmax(dim=-1)].tolist())
 
+    def drawn(
+        self, hidden: Tensor, position: int, sampling: Sampling, temperatures: Sequence[float]
+    ) -> tuple[int, ...]:
+        """The best ids: the target answers no scores to add noise to."""
+        del position, sampling, temperatures
+        return self.best(hidden)
+
 
 def lexicon(draft: LoadedDraft, guest: FeatureGuest, pair: Pair, config: DraftConfig) -> Lexicon:
     """What fits the guest's target and the draft's settings.
@@ -61,14 +78,14 @@ def lexicon(draft: LoadedDraft, guest: FeatureGuest, pair: Pair, config: DraftCo
     Raises ConfigError where the settings name nothing that can be had here, and DraftMismatch
     where the checkpoint on this host is another than the target's.
     """
-    remote = guest.remote
+    remote, scale, cap = guest.remote, pair.logit_scale, pair.logit_softcap
     if remote is None:
         if config.draft_head == "target":
             raise ConfigError(
                 f"--draft-head target is for a target on another host; {pair.transport} shares "
                 "its embedding and head"
             )
-        return Borrowed(draft, guest.weights(), pair.vocab_size)
+        return Borrowed(draft, guest.weights(), pair.vocab_size, scale, cap)
     if config.draft_head == "target":
         return Asked(draft, remote)
     if not config.target_model:
@@ -79,7 +96,7 @@ def lexicon(draft: LoadedDraft, guest: FeatureGuest, pair: Pair, config: DraftCo
     path = Path(config.target_model)
     check_same(path, remote.facts)
     weights = lent_weights(path, getattr(torch, pair.dtype))
-    return Borrowed(draft, weights, pair.vocab_size)
+    return Borrowed(draft, weights, pair.vocab_size, scale, cap)
 
 
 def check_same(path: Path, target: Attached) -> None:

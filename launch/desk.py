@@ -9,6 +9,7 @@ from typing import Final
 
 from launch.admission import check_base, check_hints, check_prompt
 from launch.auto_width import Experience
+from launch.coupling import Couplings
 from launch.events import (
     Accuse,
     CancelRequested,
@@ -61,6 +62,7 @@ class Desk:
         self._running: dict[int, ActiveRequest] = {}  # by sequence
         self._outbox: deque[Callable[[], None]] = deque()
         self.experience = Experience()
+        self._couplings = Couplings()
         self.transport = "none"
         self.finished = 0
         self.refused = 0
@@ -202,6 +204,7 @@ class Desk:
             no_draft=no_draft,
             policy=self.experience.policy(request.submit.block_width),
             find_stop=request.find_stop,
+            coupling=self._couplings.at(request.submit.sampling.temperature),
         )
         return request.session
 

@@ -1,12 +1,15 @@
 """One session's dealings with its draft: whether it can be asked, and what it has answered."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from launch.answers import ingest_defect, proposal_defect
+from launch.coupling import Coupling, temperatures
 from launch.events import DraftFacts, Request, Result, TargetFacts
 from launch.outstanding import Outstanding
 from launch.statistics import Tally
+from launch.token_ids import unpack_ids
 from protocol.errors import DeadlineExceeded, FeatureExpired, InternalError, Unavailable
 from protocol.messages import (
     CloseItem,
@@ -17,6 +20,7 @@ from protocol.messages import (
     OpenItem,
     ProposedItem,
     ProposeItem,
+    Submit,
 )
 
 # Of a draft that cannot reach its target, or came too late there: it need not be started again.
@@ -48,10 +52,11 @@ class DraftSide:
         facts: DraftFacts | None,
         reason: str,
         *,
-        context: int,
+        submit: Submit,
         target: TargetFacts,
         asked: Outstanding,
         tally: Tally,
+        coupling: Coupling | None,
     ) -> None:
         self.facts = facts
         self.life = facts.life if facts is not None else 0
@@ -60,7 +65,10 @@ class DraftSide:
         self.block = Block()
         self._is_owed = False  # a life that it lost is being made good
         self._ingested = 0  # rows below this position are context, or were given up
-        self._wanted = context
+        self._wanted = submit.draft_context
+        self._sampling = submit.sampling
+        self._coupling = coupling
+        self._parts: tuple[int, ...] = ()  # of the temperature, at each slot that was asked for
         self._target = target
         self._asked = asked
         self._tally = tally
@@ -113,11 +121,29 @@ class DraftSide:
             "draft",
             OpenItem,
             slot=opened.slot,
+            sampling=self._sampling,
             draft_context=self._wanted,
             continues=opened.continues,
             committed=opened.committed,
             oldest=opened.oldest,
         )
+
+    def propose(self, base: int, pending: int, width: int) -> None:
+        """Ask for a block, each slot at the temperature that is accepted most."""
+        self._parts = () if self._coupling is None else self._coupling.parts(width - 1)
+        self._asked.ask(
+            "draft",
+            ProposeItem,
+            base_pos=base,
+            pending=pending,
+            width=width,
+            temperatures=temperatures(self._parts, self._sampling.temperature),
+        )
+
+    def judge(self, tokens: Sequence[int]) -> None:
+        """The round has emitted `tokens`: the target's choices at the slots that were reached."""
+        if self._coupling is not None and self.block.offered:
+            self._coupling.note(self._parts, unpack_ids(self.block.offered), tokens)
 
     def arrive(self, facts: DraftFacts, emitted: int) -> None:
         """A draft that knows nothing of this sequence yet: a new life, or one paired anew."""

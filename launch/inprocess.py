@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 from launch.admission import check_base, check_hints, check_prompt
 from launch.auto_width import Experience
+from launch.coupling import Couplings
 from launch.events import (
     Accuse,
     CancelRequested,
@@ -134,6 +135,7 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
         no_draft="no draft was given",
         policy=Experience().policy(block_width),
         find_stop=find_stop,
+        coupling=Couplings().at(submit.sampling.temperature),
     )
     clock = Clock(time.perf_counter())
     deliver = partial(_deliver, clock, on_piece)

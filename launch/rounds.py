@@ -13,7 +13,6 @@ from protocol.messages import (
     IngestItem,
     Piece,
     PrefilledItem,
-    ProposeItem,
     Submit,
     Verdict,
     VerifyItem,
@@ -61,8 +60,7 @@ class Rounds:
         if self._must_ingest(target, base, block_size):
             self._asked.ask("draft", IngestItem, stop=base)
         elif choice.propose > 1:
-            fields = {"pending": self._journal.pending, "width": choice.propose}
-            self._asked.ask("draft", ProposeItem, base_pos=base, **fields)
+            self._draft.propose(base, self._journal.pending, choice.propose)
         else:
             self._asked.round += 1
             self.verify(target)
@@ -109,6 +107,7 @@ class Rounds:
         self._tally.moved_bytes += block.moved_bytes
         self._policy.note(_outcome(asked, item, block))
         self._guesses.judge(unpack_ids(item.tokens))
+        self._draft.judge(unpack_ids(item.tokens))
         return self._emit(item, width, kept)
 
     def _kept(self, item: Verdict) -> int | None:

@@ -9,6 +9,7 @@ from typing import Literal, assert_never
 
 from launch.answers import target_defect
 from launch.building import Building
+from launch.coupling import Coupling
 from launch.draft_side import DraftSide
 from launch.events import (
     CancelRequested,
@@ -72,6 +73,7 @@ class Session:
         no_draft: str = "",
         policy: WidthPolicy,
         find_stop: FindStop | None = None,
+        coupling: Coupling | None = None,
     ) -> None:
         self.submit = submit
         self.sequence = sequence
@@ -82,10 +84,11 @@ class Session:
         self.draft = DraftSide(
             draft,
             no_draft,
-            context=submit.draft_context,
+            submit=submit,
             target=target,
             asked=self._asked,
             tally=self.tally,
+            coupling=coupling,
         )
         self._final_mode: Mode | None = None
         self.phase: Phase = "new"

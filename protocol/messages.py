@@ -468,11 +468,16 @@ class Ingested(LinkMessage, frozen=True, kw_only=True):
 
 
 class ProposeItem(Item, frozen=True, kw_only=True):
-    """One block: `pending` sits at `base_pos`; `width` counts it and the tokens wanted."""
+    """One block: `pending` sits at `base_pos`; `width` counts it and the tokens wanted.
+
+    `temperatures` has one for each token wanted, at which it is chosen with the noise of the
+    request's seed and its position; 0, and where there are none, stands for the best id.
+    """
 
     base_pos: Position
     pending: Token
     width: Annotated[int, Meta(ge=2, le=MAX_TOKENS_A_ROUND)]
+    temperatures: Annotated[tuple[Temperature, ...], Meta(max_length=MAX_TOKENS_A_ROUND)] = ()
 
 
 class Propose(LinkMessage, frozen=True, kw_only=True):

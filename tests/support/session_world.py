@@ -7,6 +7,7 @@ import msgspec
 from support.model_pair import VOCAB, ModelDraft, ModelTarget, model_text
 
 from launch.auto_width import Experience
+from launch.coupling import Coupling
 from launch.dispatch import MESSAGES
 from launch.events import (
     Accuse,
@@ -71,6 +72,7 @@ class World:
     setting: Setting
     session: Session = field(init=False)
     fields: dict[str, object] = field(default_factory=dict)  # more of Submit
+    coupling: Coupling | None = None
     target: ModelTarget = field(default_factory=ModelTarget)
     draft: ModelDraft = field(init=False)
     draft_life: int = 10
@@ -106,6 +108,7 @@ class World:
             setting.facts,
             self.draft_facts if setting.draft else None,
             no_draft="none was given",
+            coupling=self.coupling,
             policy=Experience().policy(setting.block_width),
         )
 

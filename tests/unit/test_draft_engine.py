@@ -21,7 +21,9 @@ from draft_daemon.checkpoint import load_draft
 from draft_daemon.context import DraftContext
 from draft_daemon.daemon import load_daemon
 from draft_daemon.engine import Engine
+from draft_daemon.head import Borrowed
 from draft_daemon.models.dflash import DFlash
+from protocol.choice import choose
 from protocol.config import DraftConfig
 from protocol.errors import (
     DraftMismatch,
@@ -34,7 +36,7 @@ from protocol.errors import (
     UsageError,
 )
 from protocol.feature_ring import RingShape
-from protocol.messages import CloseItem, IngestItem, OpenItem, ProposeItem
+from protocol.messages import CloseItem, IngestItem, OpenItem, ProposeItem, Sampling
 from protocol.transports.local import TRANSPORT
 
 NONCE, LIFE = 5, 6
@@ -67,18 +69,24 @@ class Bench:
         self.guest.close()
         self.host.close()
 
-    def sequence(self, number=1, slot=0, draft_context=0):
-        self.engine.open(OpenItem(sequence=number, slot=slot, draft_context=draft_context))
+    def sequence(self, number=1, slot=0, draft_context=0, **fields):
+        self.engine.open(
+            OpenItem(sequence=number, slot=slot, draft_context=draft_context, **fields)
+        )
         return Features(self.ring, slot=slot, sequence=number)
 
-    def propose(self, base, pending=7, width=6, sequence=1):
-        item = ProposeItem(sequence=sequence, round=2, base_pos=base, pending=pending, width=width)
-        return self.engine.propose(item)
+    def propose(self, base, pending=7, width=6, sequence=1, **fields):
+        fields |= {"base_pos": base, "pending": pending, "width": width}
+        return self.engine.propose(ProposeItem(sequence=sequence, round=2, **fields))
 
-    def tokens(self, base, pending=7, width=6, sequence=1):
-        return unpack(self.propose(base, pending, width, sequence).tokens)
+    def tokens(self, base, pending=7, width=6, sequence=1, **fields):
+        return unpack(self.propose(base, pending, width, sequence, **fields).tokens)
 
-    def expected(self, features, base, pending=7, width=6, *, window=64, skip=(), scores=None):
+    def expected(self, features, base, pending=7, width=6, **options):
+        """The best ids of the same block; see `scores`."""
+        return self.scores(features, base, pending, width, **options).argmax(-1).tolist()
+
+    def scores(self, features, base, pending=7, width=6, *, window=64, skip=(), scores=None):
         """The same block from the network alone, its context made anew in a ring of its own."""
         config, network = self.draft.config, self.draft.network
         context = DraftContext(config, 1, 500, torch.float32)
@@ -92,7 +100,7 @@ class Bench:
             embedded = embedding(config)[ids]
             hidden = network.block(embedded, context.view(0, base, rows, 500))
             hidden = hidden if config.sample_from_anchor else hidden[1:]
-            return (hidden @ (head(config) if scores is None else scores).t()).argmax(-1).tolist()
+            return hidden @ (head(config) if scores is None else scores).t()
 
 
 @pytest.fixture
@@ -282,6 +290,57 @@ def test_a_reduced_vocabulary_answers_the_targets_ids(tmp_path):
         features.write(0, 8)
         best = bench.expected(features, 8, scores=own)
         assert bench.tokens(8) == ids[best].tolist()
+
+
+WARM = Sampling(temperature=2.0, top_p=0.9, seed=21, repetition_penalty=1.5, min_tokens=9)
+PARTS = (0.0, 2.0, 1.0, 2.0, 0.5)
+
+
+def drawn(logits, first):
+    """By the one choice function, each slot at its own temperature and position."""
+    found = []
+    for index, (row, part) in enumerate(zip(logits, PARTS, strict=True)):
+        sampling = Sampling(temperature=part, top_p=0.9, seed=21)
+        nothing = torch.zeros(0, dtype=torch.int64)
+        found.append(int(choose(row[None], first + index, sampling, nothing)))
+    return found
+
+
+def test_each_slot_is_chosen_at_its_temperature_with_the_noise_of_its_position(bench):
+    features = bench.sequence(sampling=WARM)
+    features.write(0, 8)
+    tokens = bench.tokens(8, temperatures=PARTS)
+    assert tokens == drawn(bench.scores(features, 8), 9)
+    assert tokens != bench.expected(features, 8)
+    assert bench.tokens(8) == bench.expected(features, 8)  # without temperatures: the best
+
+
+def test_the_noise_belongs_to_the_targets_ids_also_with_a_vocabulary_of_ones_own(tmp_path):
+    ids = torch.tensor([2, 30, 31, 64, 95])
+    own = uniform((5, 32), 77)
+    extra = {"lm_head.weight": own, "d2t": ids - torch.arange(5)}
+    with Bench(tmp_path, merged(SPECULATORS, draft_vocab_size=5), extra=extra) as bench:
+        features = bench.sequence(sampling=WARM)
+        features.write(0, 8)
+        logits = torch.full((5, 96), -torch.inf)
+        logits[:, ids] = bench.scores(features, 8, scores=own)
+        assert bench.tokens(8, temperatures=PARTS) == drawn(logits, 9)
+
+
+def test_the_targets_scale_and_cap_count_where_noise_is_added(bench):
+    features = bench.sequence(sampling=WARM)
+    features.write(0, 8)
+    capped = Borrowed(bench.draft, bench.guest.weights(), 96, 3.0, 4.0)
+    plain, bench.engine._lexicon = bench.engine._lexicon, capped
+    logits = 4 * torch.tanh(bench.scores(features, 8) * 3 / 4)
+    assert bench.tokens(8, temperatures=PARTS) == drawn(logits, 9)
+    bench.engine._lexicon = plain
+
+
+def test_temperatures_for_other_slots_than_asked_for_are_refused(bench):
+    bench.sequence().write(0, 8)
+    with pytest.raises(UsageError, match="2 temperatures for 5 tokens"):
+        bench.propose(8, temperatures=(0.5, 0.5))
 
 
 def test_the_drafts_own_embedding_scale_is_applied(tmp_path):

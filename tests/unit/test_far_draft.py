@@ -27,7 +27,7 @@ from protocol.errors import (
 )
 from protocol.kernels.linear import pack
 from protocol.lent_weights import EMBED, HEAD, lent_weights, weights_hash
-from protocol.messages import MAX_RAW_BYTES, Embed, Project
+from protocol.messages import MAX_RAW_BYTES, Embed, Project, Sampling
 from protocol.transports.local import TRANSPORT as LOCAL
 from protocol.transports.tcp import TRANSPORT as TCP
 
@@ -74,6 +74,7 @@ def test_a_draft_with_a_head_of_its_own_does_not_ask_for_ids(pair):
     hidden = torch.randn(3, table.shape[1], generator=torch.Generator().manual_seed(1))
     best = (hidden @ table[reduced].T).argmax(dim=-1)
     assert asked.best(hidden) == tuple(reduced[best].tolist())
+    assert asked.drawn(hidden, 5, Sampling(seed=1), (1.0, 1.0, 1.0)) == asked.best(hidden)
     assert not [message for message in pair.host.handled if isinstance(message, Project)]
 
 

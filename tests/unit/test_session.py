@@ -7,6 +7,7 @@ from support.session_world import SEQUENCE, Setting, World
 
 from launch.answers import ingest_defect
 from launch.attached import leave_messages
+from launch.coupling import Couplings
 from launch.events import CancelRequested, DeadlineExpired, DraftUp, Fail, Finish, Reply, Start
 from launch.far import Far
 from launch.peer import Peer
@@ -22,6 +23,7 @@ from protocol.messages import (
     PrefillItem,
     ProposeItem,
     ReplayItem,
+    Sampling,
     VerifyItem,
 )
 
@@ -66,6 +68,29 @@ def test_the_order_is_open_prefill_in_fixed_chunks_then_propose_and_verify():
     assert set(names(made.target.calls)[4:-1]) == {"Verify"}
     assert names(made.draft.calls)[:3] == ["Open", "Ingest", "Propose"]
     assert names(made.target.calls)[-1] == names(made.draft.calls)[-1] == "Close"
+
+
+def test_the_draft_proposes_at_a_part_of_the_temperature_that_is_accepted():
+    """A model draft heeds no temperature: what matters is what it is asked for."""
+    sampling = Sampling(temperature=0.8, seed=4)
+    coupling = Couplings().at(0.8)
+    setting = Setting(PROMPT, 150, eos=-1, max_positions=400)
+    made = World(setting, fields={"sampling": sampling}, coupling=coupling)
+    made.feed(Start())
+    made.drain()
+    asked = [call for call in made.draft.calls if isinstance(call, ProposeItem)]
+    assert {part for item in asked for part in item.temperatures} == {0.0, 0.4, 0.8}
+    assert all(len(item.temperatures) in (0, item.width - 1) for item in asked)
+    opened = next(call for call in made.draft.calls if isinstance(call, OpenItem))
+    assert opened.sampling == sampling
+    assert coupling._slots[0].reached == len(asked)
+    assert coupling._slots[1].reached < len(asked)  # only where the first was right
+    assert made.tokens == setting.text[0]
+
+
+def test_at_temperature_0_the_best_ids_are_asked_for():
+    made = until("draft", ProposeItem)
+    assert made.asked["draft"][0].temperatures == ()
 
 
 def test_the_draft_takes_the_slot_that_the_target_assigned():
