@@ -7,10 +7,12 @@ directory is, and where the steps of the start are told.
 import functools
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from protocol.config import Deadlines, DraftConfig, TargetConfig
 from protocol.driving import Locked
@@ -22,6 +24,8 @@ from protocol.run_directory import Member, RunDirectory
 from protocol.status import LoadFailed, Loading, Status, encode_status
 
 log = logging.getLogger(__name__)
+
+STEP_SECONDS: Final = 2.0  # between two lines of a service's log about its load
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class StatusStream:
 
     def __init__(self) -> None:
         self._logged = False
+        self._said = 0.0  # when the last step of the load was logged
         self._fd = os.dup(1)
         os.dup2(2, 1)
         os.set_blocking(self._fd, False)
@@ -77,7 +82,7 @@ class StatusStream:
     def write(self, status: Status) -> None:
         """Write one line; a parent that is gone or does not read misses it."""
         if self._logged:
-            _say(status)
+            self._say(status)
             return
         try:
             os.write(self._fd, encode_status(status))
@@ -87,12 +92,14 @@ class StatusStream:
     def close(self) -> None:
         os.close(self._fd)
 
-
-def _say(status: Status) -> None:
-    match status:
-        case Loading(done=done, total=total):
-            log.info("loading: %d of %d", done, total)
-        case LoadFailed(code=code, detail=detail):
-            log.error("%s: %s", code, detail)
-        case _:
-            log.info("ready")
+    def _say(self, status: Status) -> None:
+        match status:
+            case Loading(done=done, total=total):
+                now = time.monotonic()
+                if done == total or now - self._said >= STEP_SECONDS:
+                    self._said = now
+                    log.info("loading: %d of %d", done, total)
+            case LoadFailed(code=code, detail=detail):
+                log.error("%s: %s", code, detail)
+            case _:
+                log.info("ready")

@@ -1,9 +1,12 @@
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.log_tail import TAIL_LINE_BYTES, TAIL_LINES, LineReader, LogTail
 from protocol.errors import ProtocolError
+from protocol.standing import StatusStream
 from protocol.status import LoadFailed, Loading, Ready, decode_status, encode_status
 
 STATUSES = (
@@ -82,3 +85,25 @@ def test_a_log_shows_no_control_characters():
     tail.feed("a\x1b[31mb\tc é \N{RIGHT-TO-LEFT OVERRIDE}\n".encode() + b"\xff\n")
     bad = "\N{REPLACEMENT CHARACTER}"
     assert tail.text() == f"a{bad}[31mb    c é {bad}\n{bad}"
+
+
+def test_a_services_log_has_the_load_in_steps_of_some_seconds(caplog, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr("protocol.standing.time.monotonic", lambda: now)
+    kept = os.dup(1)
+    stream = StatusStream()
+    try:
+        stream.to_log()
+        with caplog.at_level("INFO"):
+            for step in range(100):
+                now += 0.1
+                stream.write(Loading(done=step + 1, total=100))
+            stream.write(Ready())
+    finally:
+        stream.close()
+        os.dup2(kept, 1)
+        os.close(kept)
+    assert caplog.messages == [
+        *(f"loading: {done} of 100" for done in (1, 21, 41, 61, 81, 100)),
+        "ready",
+    ]
