@@ -2,7 +2,7 @@
 
 import pytest
 from support.private_systemd import why_not
-from support.unit_world import await_state, generate, unit, unit_world
+from support.unit_world import PROGRAM, await_state, generate, unit, unit_world, user_world
 from support.waiting import until
 
 REASON = why_not()
@@ -124,8 +124,26 @@ def test_one_unit_starts_its_own_daemons_and_takes_them_along(place):
 def test_a_wrong_setting_is_not_tried_again(place):
     with unit_world(place) as systemd:
         systemd.run("sh", "-c", "echo 'thread = 1' > /etc/dflash/main.toml")
-        assert systemd.run("systemctl", "start", TARGET).returncode != 0
+        assert systemd.systemctl("start", TARGET).returncode != 0
         await_state(systemd, TARGET, "failed")
         assert systemd.show(TARGET, "ExecMainStatus") == "78"
         assert systemd.show(TARGET, "NRestarts") == "0"
         assert "`thread`; did you mean `threads`?" in systemd.log(TARGET)
+
+
+@pytest.mark.soak
+def test_a_users_manager_runs_the_same_and_the_users_commands_find_it(place):
+    with user_world(place) as systemd:
+        systemd.control("start", "--no-block", SUPERVISOR)
+        await_state(systemd, SUPERVISOR, "active", seconds=120)
+        _await_status(systemd, SUPERVISOR, SPECULATIVE)
+        done = systemd.run(PROGRAM, "generate", "--connect", *ASK, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+        pid = systemd.main_pid(DRAFT)
+        systemd.kill(DRAFT, "SIGKILL")
+        _await_other_process(systemd, DRAFT, pid)
+        _await_status(systemd, SUPERVISOR, SPECULATIVE)
+        systemd.control("stop", *ALL)
+        assert [systemd.show(name, "Result") for name in ALL] == ["success"] * 3
+        assert systemd.run("sh", "-c", "ls -d /run/user/dflashd*").stdout == ""

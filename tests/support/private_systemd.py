@@ -28,11 +28,28 @@ mount -t tmpfs tmpfs /var/lib
 mount -t tmpfs tmpfs /var/cache
 mount -t proc proc /proc
 {cgroups}
-mkdir -p /run/systemd/system /run/log
+mkdir -p /run/systemd/system /run/systemd/user /run/log
 printf '[Unit]\\nDefaultDependencies=no\\n' > /run/systemd/system/test.target
+cp /run/systemd/system/test.target /run/systemd/user
+{start}
+"""
+SYSTEM = f"""
 systemd-sysusers >/dev/null
-exec env -i container=test PATH="$PATH" {systemd} --system --unit=test.target \\
+exec env -i container=test PATH="$PATH" {SYSTEMD} --system --unit=test.target \\
   --log-target=console --show-status=false
+"""
+# A user's manager cannot be process 1; root stands for the user.
+USERS = {
+    "HOME": "/run/home",
+    "XDG_CONFIG_HOME": "/etc/user",
+    "XDG_RUNTIME_DIR": "/run/user",
+    "DFLASHD_CONFIG": "/dev/null",
+}
+USER = f"""
+mkdir -m 700 -p {" ".join(list(USERS.values())[:3])}
+env -i {" ".join(f"{name}={value}" for name, value in USERS.items())} PATH="$PATH" \\
+  {SYSTEMD} --user --unit=test.target --log-target=console &
+wait
 """
 
 
@@ -52,8 +69,10 @@ def why_not():
 class PrivateSystemd:
     """A running one; `control` is its systemctl, `run` any command in its namespaces."""
 
-    def __init__(self, pid, console):
+    def __init__(self, pid, console, *, user):
         self._console = console
+        self._systemctl = ("systemctl", "--user") if user else ("systemctl",)
+        self._environment = {"PATH": os.environ["PATH"], **USERS} if user else None
         self._enter = ("nsenter", "-t", str(pid), "-m", "-p", "-C", "-i", "-u")
 
     @property
@@ -69,11 +88,15 @@ class PrivateSystemd:
             timeout=timeout,
             check=False,
             stdin=subprocess.DEVNULL,
+            env=self._environment,
             **options,
         )
 
+    def systemctl(self, *words):
+        return self.run(*self._systemctl, *words)
+
     def control(self, *words):
-        done = self.run("systemctl", *words)
+        done = self.systemctl(*words)
         assert done.returncode == 0, (words, done.stdout, done.stderr)
         return done.stdout
 
@@ -92,8 +115,11 @@ class PrivateSystemd:
 
 
 @contextmanager
-def private_systemd(place):
-    """Boot one with the files of ``place/etc`` over the machine's, and ``place/run.initial``."""
+def private_systemd(place, *, user=False):
+    """Boot one with the files of ``place/etc`` over the machine's, and ``place/run.initial``.
+
+    With `user` it is a user's manager, whose settings lie in ``/etc/user``.
+    """
     name = f"dflash-test-{uuid.uuid4().hex[:12]}"
     groups = [folder / name for folder in _hierarchies()]
     for group in groups:
@@ -101,7 +127,7 @@ def private_systemd(place):
     mounts = "\n".join(f"mount --bind {group} {group.parent}" for group in groups)
     words = ["unshare", "-m", "-p", "-f", "-i", "-u", "-C", "--kill-child=KILL", "sh", "-c"]
     joined = " && ".join(f"echo $$ > {group}/cgroup.procs" for group in groups)
-    boot = BOOT.format(cgroups=mounts, systemd=SYSTEMD)
+    boot = BOOT.format(cgroups=mounts, start=USER if user else SYSTEM)
     with (place / "console").open("wb") as console:
         process = subprocess.Popen(
             ["sh", "-c", f'{joined} && exec "$@"', "sh", *words, boot],
@@ -111,7 +137,7 @@ def private_systemd(place):
             stderr=console,
         )
     try:
-        yield _booted(process, place)
+        yield _booted(process, place, user=user)
     finally:
         process.kill()
         process.wait(20)
@@ -119,7 +145,7 @@ def private_systemd(place):
             until(lambda group=group: _remove(group), seconds=20, what=f"the end of {group}")
 
 
-def _booted(process, place):
+def _booted(process, place, *, user):
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
 
     def first():
@@ -127,11 +153,10 @@ def _booted(process, place):
         assert process.poll() is None, (place / "console").read_text()
         return int(found[0]) if found else None
 
-    systemd = PrivateSystemd(until(first, seconds=20, what="the first process"), place / "console")
+    pid = until(first, seconds=20, what="the first process")
+    systemd = PrivateSystemd(pid, place / "console", user=user)
     until(
-        lambda: (
-            systemd.run("systemctl", "is-system-running").stdout.strip() in ("running", "degraded")
-        ),
+        lambda: systemd.systemctl("is-system-running").stdout.strip() in ("running", "degraded"),
         seconds=30,
         what="the start of systemd",
     )

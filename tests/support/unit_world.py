@@ -75,6 +75,23 @@ def unit_world(place, extra=""):
         yield systemd
 
 
+@contextmanager
+def user_world(place):
+    """The same of a user's manager; what it installs needs no privileges."""
+    base, run = place / "etc/user", place / "run.initial"
+    _write(run / "program/dflashd", SCRIPT, mode=0o755)
+    write_speaking_pair(run / "pair")
+    _write(base / "dflash" / f"{INSTANCE}.toml", SETTINGS)
+    words = ("units", "install", "--user", "--program", PROGRAM, "--base", str(base))
+    outcome = dflashd(*words)
+    assert outcome.code == 0, outcome.err
+    log = "[Unit]\nDefaultDependencies=no\n[Service]\nStandardError=append:/run/log/%n.log\n"
+    for each in UNITS:
+        _write(base / "systemd/user" / f"{each}.service.d" / "test.conf", log)
+    with private_systemd(place, user=True) as systemd:
+        yield systemd
+
+
 def unit(name):
     return f"{name}{INSTANCE}.service"
 
@@ -90,7 +107,7 @@ def await_state(systemd, name, state, *, seconds=60):
     try:
         until(found, seconds=seconds, what=state)
     except AssertionError as error:
-        told = systemd.run("systemctl", "status", "--no-pager", name).stdout
+        told = systemd.systemctl("status", "--no-pager", name).stdout
         raise AssertionError(f"{error}\n{told}\n{systemd.log(name)}") from error
 
 
@@ -115,6 +132,6 @@ def generate(systemd, *words):
     Returns what it wrote to standard output; (its log is that of the unit ``ask.service``).
     """
     systemd.run("rm", "-f", "/run/log/ask")
-    systemd.run("systemctl", "set-environment", f"ASK={' '.join(words)}")
+    systemd.systemctl("set-environment", f"ASK={' '.join(words)}")
     systemd.control("start", "ask.service")
     return systemd.run("cat", "/run/log/ask").stdout
