@@ -34,6 +34,8 @@ from protocol.messages import Leave
 from protocol.run_directory import is_private, living_owner, remove_if_orphaned
 
 SICK: Final = (DeadlineExceeded, ProtocolError)  # what starting again may help against
+# Over a network silence may be the cable's; one that hangs is its service manager's to find.
+FAR_SICK: Final = (ProtocolError,)
 MAX_REASON: Final = 4096
 # On another host no file names the last life. Where the clock of an earlier driver was ahead, each
 # refusal makes up for an hour of it.
@@ -164,7 +166,7 @@ class Attacher:
         self._last = max(self._last + 1, time.time_ns(), given + 1)
         if folder is None:
             address = self._places[role]
-            far = Far(address, leave_messages(before))
+            far = Far(address, leave_messages(before, FAR_SICK))
             return Peer(role, self._last, far, address, self._keyring)
         process = Attached(role, folder, self._locks[role], self._last, leave_messages(before))
         return Peer(role, self._last, process, f"ipc://{folder / SOCKETS[role]}")
@@ -176,9 +178,11 @@ class Attacher:
             remove_if_orphaned(self._folders[role])
 
 
-def leave_messages(before: Peer | None) -> tuple[Leave, ...]:
+def leave_messages(
+    before: Peer | None, sick: tuple[type[DaemonError], ...] = SICK
+) -> tuple[Leave, ...]:
     """What asks a daemon to end that was sick in its life before; nothing for any other reason."""
-    if before is None or before.hello is None or not isinstance(before.error, SICK):
+    if before is None or before.hello is None or not isinstance(before.error, sick):
         return ()
     target, draft = (before.life, 0) if before.role == "target" else (0, before.life)
     reason = str(before.error)[:MAX_REASON]

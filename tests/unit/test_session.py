@@ -6,13 +6,13 @@ from support.model_pair import VOCAB, next_token
 from support.session_world import SEQUENCE, Setting, World
 
 from launch.answers import ingest_defect
-from launch.attached import leave_messages
+from launch.attached import FAR_SICK, SICK, leave_messages
 from launch.coupling import Couplings
 from launch.events import CancelRequested, DeadlineExpired, DraftUp, Fail, Finish, Reply, Start
 from launch.far import Far
 from launch.peer import Peer
 from launch.token_ids import pack_ids
-from protocol.errors import DaemonDied, InternalError, ProtocolError, Unavailable
+from protocol.errors import DaemonDied, DeadlineExceeded, InternalError, ProtocolError, Unavailable
 from protocol.messages import (
     CloseItem,
     IngestedItem,
@@ -373,7 +373,10 @@ def test_a_draft_that_cannot_reach_its_target_is_paired_anew_and_not_asked_to_le
     before = Peer("draft", 5, Far("tcp://127.0.0.1:1", ()), "tcp://127.0.0.1:1")
     before.hello = object()  # it was met
     before.error = (ProtocolError if sick else Unavailable)("refused in this test")
-    assert [one.draft_life for one in leave_messages(before)] == ([5] if sick else [])
+    for kinds in (SICK, FAR_SICK):
+        assert [one.draft_life for one in leave_messages(before, kinds)] == ([5] if sick else [])
+    before.error = DeadlineExceeded("silence")  # which may be the cable's
+    assert [len(leave_messages(before, kinds)) for kinds in (SICK, FAR_SICK)] == [1, 0]
 
 
 def test_late_nonsense_is_nonsense():
