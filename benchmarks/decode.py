@@ -3,8 +3,9 @@
 ``python benchmarks/decode.py --prompts FILE --limit N --max-tokens N --modes ... --json OUT``
 
 speculative and autoregressive go through real daemons and a supervisor, each mode a pair of its
-own; inprocess runs the same engine objects in one process. Never do two compute at once: whoever
-is not measured waits, blocked, for its next message. Ratios are made prompt by prompt.
+own; auto is speculative with the widths that pay, where the others take the whole block;
+inprocess runs the same engine objects in one process. Never do two compute at once: whoever is
+not measured waits, blocked, for its next message. Ratios are made prompt by prompt.
 """
 
 import argparse
@@ -35,30 +36,42 @@ from measuring.tables import print_report
 from launch.drafts import resolve_draft
 from launch.models import DEFAULT_NAME, resolve_model
 from launch.plan import Plan
+from launch.policy import AUTO, FULL
 from launch.store import default_home
 from protocol.config import Deadlines
 
-MODES: Final = ("speculative", "autoregressive", "inprocess", "concurrent")
-PAIRS: Final = (("speculative", "autoregressive"), ("speculative", "inprocess"))
+MODES: Final = ("speculative", "autoregressive", "auto", "inprocess", "concurrent")
+PAIRS: Final = (
+    ("speculative", "autoregressive"),
+    ("speculative", "inprocess"),
+    ("auto", "autoregressive"),
+    ("auto", "speculative"),
+)
 WARM_UP_TOKENS: Final = 24
 PATIENCE: Final = 60.0
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def common_options(about: str) -> argparse.ArgumentParser:
+    """What every script that runs the pair on prompts can be told."""
+    parser = argparse.ArgumentParser(description=about.partition("\n")[0])
     parser.add_argument("--prompts", type=Path, default=DEFAULT, help="JSON lines with `turns`")
     parser.add_argument(
         "--limit", type=int, default=0, help="so many, evenly over the file; 0: all"
     )
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--modes", default="speculative,autoregressive,inprocess")
     parser.add_argument("--json", type=Path, help="write everything that was measured here")
     parser.add_argument("--model", default=DEFAULT_NAME)
     parser.add_argument("--draft", help="a folder; the default model's own if left out")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--threads", type=int, default=0)
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = common_options(__doc__)
+    parser.add_argument("--modes", default="speculative,autoregressive,inprocess")
     options = parser.parse_args(arguments)
     options.modes = tuple(options.modes.split(","))
     if unknown := set(options.modes) - set(MODES):
@@ -93,7 +106,7 @@ def start_mode(name: str, plan: Plan, stops: Sequence[int]) -> Mode:
         return Worker.here("inprocess_worker.py", "inprocess", settings)
     if name == "autoregressive":
         plan = msgspec.structs.replace(plan, draft=None)
-    return Daemons(plan, stops)
+    return Daemons(plan, stops, AUTO if name == "auto" else FULL)
 
 
 def measure(

@@ -63,7 +63,7 @@ class InProcess:
             shape=self.target.ring.shape,
             timeout=1.0,
         )
-        self.network = load_draft(Path(config.draft), self.target.dtype)
+        self.network = load_draft(Path(config.draft), self.target.dtype, vocab=config.vocab)
         draft = DraftEngine(
             self.network,
             guest,

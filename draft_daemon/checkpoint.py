@@ -12,8 +12,9 @@ from draft_daemon.models.base import DraftNetwork
 from protocol import plugins
 from protocol.checkpoints.draft_config import read_draft_config
 from protocol.checkpoints.draft_facts import DraftCheckpointConfig
+from protocol.checkpoints.draft_vocab import ALL, read_vocab
 from protocol.checkpoints.tensors import OnDevice, TensorSource, open_tensors
-from protocol.errors import CheckpointError, UnsupportedModel
+from protocol.errors import CheckpointError, ConfigError, UnsupportedModel
 from protocol.kernels.linear import Linear, pack
 
 NETWORKS: Final = "draft_daemon.models"
@@ -42,16 +43,21 @@ class LoadedDraft:
     network: DraftNetwork
     own_head: OwnHead | None
     ignored: tuple[str, ...]  # keys and tensors that were left out
-    weight_bytes: int  # of the checkpoint's tensors that are used
+    weight_bytes: int  # of the checkpoint's tensors that are used, and of a head's copied rows
+    vocabulary: Tensor | None = None  # [n] int64, ascending: ids that may be proposed; None: all
 
 
-def load_draft(folder: Path, dtype: torch.dtype, device: torch.device = HOST) -> LoadedDraft:
-    """Read the draft in `folder` for computing in `dtype` on `device`.
+def load_draft(
+    folder: Path, dtype: torch.dtype, device: torch.device = HOST, vocab: str = ALL
+) -> LoadedDraft:
+    """Read the draft in `folder` for computing in `dtype` on `device`; `vocab`: see `read_vocab`.
 
-    Raises CheckpointError with the tensor's name, what was expected and what was found, and
-    UnsupportedModel for a tensor that no known network has.
+    Raises CheckpointError with the tensor's name, what was expected and what was found,
+    UnsupportedModel for a tensor that no known network has, and ConfigError for a vocabulary that
+    the draft cannot have.
     """
     config = read_draft_config(folder)
+    vocabulary = _vocabulary(config, read_vocab(vocab, folder), device)
     network: type[DraftNetwork] = plugins.load(NETWORKS, config.network, "NETWORK", DraftNetwork)
     with open_tensors(folder) as source:
         shapes = dict(network.shapes(config))
@@ -62,7 +68,15 @@ def load_draft(folder: Path, dtype: torch.dtype, device: torch.device = HOST) ->
         loader = _Loader(OnDevice(source, device), shapes)
         built = network.build(config, loader.get, dtype)
         own = _own_head(config, loader, dtype) if config.reduced_vocabulary else None
-    return LoadedDraft(config, built, own, (*config.ignored, *ignored), loader.taken_bytes)
+    rows = 0 if vocabulary is None else len(vocabulary)
+    return LoadedDraft(
+        config,
+        built,
+        own,
+        (*config.ignored, *ignored),
+        loader.taken_bytes + rows * config.hidden_size * dtype.itemsize,
+        vocabulary,
+    )
 
 
 class _Loader:
@@ -108,6 +122,23 @@ def _account(source: TensorSource, wanted: frozenset[str]) -> tuple[str, ...]:
             "a draft that is run without some of its weights proposes nonsense"
         )
     return tuple(extra)
+
+
+def _vocabulary(
+    config: DraftCheckpointConfig, ids: tuple[int, ...], device: torch.device
+) -> Tensor | None:
+    if not ids:
+        return None
+    if config.reduced_vocabulary:
+        raise ConfigError(
+            f"this draft has a head of its own for {config.draft_vocab_size} ids: its vocabulary "
+            "is what it was made with"
+        )
+    if ids[-1] >= config.vocab_size:
+        raise ConfigError(
+            f"draft vocabulary: id {ids[-1]}; this draft's are below {config.vocab_size}"
+        )
+    return torch.tensor(ids, dtype=torch.int64, device=device)
 
 
 def _own_head(config: DraftCheckpointConfig, loader: _Loader, dtype: torch.dtype) -> OwnHead:

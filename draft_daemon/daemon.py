@@ -195,7 +195,7 @@ def load_daemon(config: DraftConfig, progress: Progress) -> Iterator[DraftDaemon
     torch.set_num_threads(config.threads or usable_cores())
     device = open_device(config.device)
     dtype = getattr(torch, resolve_dtype(config.dtype, config.device))
-    draft = load_draft(Path(config.draft), dtype, device.torch)
+    draft = load_draft(Path(config.draft), dtype, device.torch, config.vocab)
     first_forward(draft)  # before anybody is told that this draft is ready
     progress(LOAD_STEPS, LOAD_STEPS)
     daemon = DraftDaemon(config, draft, perf_counter() - began, device)

@@ -1,4 +1,7 @@
-"""Embedding and head of a draft: the target's own, mapped and never copied, or the draft's head."""
+"""Embedding and head of a draft: the target's own, mapped and never copied, or the draft's head.
+
+With a vocabulary of its own choice, the draft keeps a copy of those rows of the target's head.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -49,6 +52,10 @@ class Borrowed:
         own = draft.own_head
         self._head = _target_head(draft, weights, vocab_size) if own is None else own.head
         self._target_ids = None if own is None else own.target_ids
+        if draft.vocabulary is not None:
+            # In ascending order, so that ties still go to the lowest id.
+            ids = draft.vocabulary[draft.vocabulary < vocab_size]
+            self._head, self._target_ids = _rows(self._head, ids), ids
 
     @property
     def head(self) -> Linear:
@@ -93,6 +100,12 @@ def _target_head(draft: LoadedDraft, weights: Mapping[str, Tensor], vocab_size: 
         return adopt(_shaped(weights, "head_t", (hidden, rows))[:, :vocab_size], transposed=True)
     name = "head" if "head" in weights else "embed"  # neither: the target's are tied
     return adopt(_shaped(weights, name, (rows, hidden))[:vocab_size], transposed=False)
+
+
+def _rows(head: Linear, ids: Tensor) -> Linear:
+    """The rows `ids` of a head, copied once in its own layout: scoring reads nothing else."""
+    rows = head.weight.index_select(1 if head.transposed else 0, ids)
+    return adopt(rows.contiguous(), transposed=head.transposed)
 
 
 def _shaped(weights: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:

@@ -42,12 +42,20 @@ class Asked:
     """The target is asked (``--draft-head target``): a round trip for each of the two."""
 
     def __init__(self, draft: LoadedDraft, target: RemoteTarget) -> None:
-        """Raises UnsupportedModel for a head that must see the target's logits."""
+        """Raises UnsupportedModel for a head that must see the target's logits.
+
+        Raises ConfigError for a vocabulary: the target scores all ids.
+        """
         network = type(draft.network)
         if network.needs_logits:
             raise UnsupportedModel(
                 f"--draft-head target gives ids, and the head of {network.__name__} needs the "
                 "target's logits: load them from the target's checkpoint on the draft's host"
+            )
+        if draft.vocabulary is not None:
+            raise ConfigError(
+                "--draft-vocab is for a head that the draft has; with --draft-head target it is "
+                "the target that scores"
             )
         self._target = target
         self._dtype, self._device = draft.network.dtype, draft.network.device

@@ -76,10 +76,19 @@ class Acceptance:
             square += (2 * slot + 1) * reached
         return mean, square - mean * mean
 
+    @property
+    def counts(self) -> tuple[list[float], list[float]]:
+        """Of each slot: how often it was right, and how often it was reached, decayed."""
+        return list(self._right), list(self._seen)
+
+    def restore(self, right: list[float], seen: list[float]) -> None:
+        """Begin with what an earlier process knew."""
+        self._right, self._seen = list(right), list(seen)
+
     def copy(self) -> "Acceptance":
         """An independent copy."""
         twin = Acceptance()
-        twin._right, twin._seen = list(self._right), list(self._seen)
+        twin.restore(self._right, self._seen)
         return twin
 
     def rates(self) -> Iterator[float]:

@@ -13,7 +13,6 @@ from protocol.messages import Message, Proposed, ProposedItem, Verdict, Verified
 HYSTERESIS: Final = 1.03  # another width must promise so much more than the one in use
 OLD: Final = 2.0  # rounds that all outcomes before a probe count for: times may have changed
 OTHER_TEXT: Final = 6.0  # the same for outcomes of earlier requests
-USUAL_ROWS: Final = 64  # ingested at once; more make good a gap, and are no part of a usual round
 
 
 @dataclass(slots=True)
@@ -81,7 +80,7 @@ class AutoWidth:
         return Choice(width, width)
 
     def note(self, outcome: Outcome) -> None:
-        self._note_costs(outcome)
+        self._costs.note(outcome)
         if outcome.drafted:
             self._drafted += 1
         elif self._free:
@@ -172,12 +171,3 @@ class AutoWidth:
         usual = self._own.tokens(max(1, self._width))[-1]
         prices = self._costs.rounds([usual] * (widest - 1) + [tokens], self._at.position)
         return tokens * prices[self._width - 1] > usual * prices[-1]
-
-    def _note_costs(self, outcome: Outcome) -> None:
-        costs, position = self._costs, outcome.position
-        costs.verify.note(outcome.rows, position, outcome.verify_seconds)
-        if not outcome.offered:
-            return
-        costs.draft.note(len(outcome.offered) + 1, position, outcome.draft_seconds)
-        if 0 < outcome.ingested <= USUAL_ROWS:
-            costs.ingest.note(outcome.ingested, position, outcome.ingest_seconds)

@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from launch.events import Role
+from launch.policy import Outcome
 
 MOST_GROWTH: Final = 2.0  # twice the context costs no more; what does is no matter of context
 BUCKET: Final = 256  # positions of the first context bucket; each one after it is twice as wide
 RATE: Final = 1 / 4  # what a new time counts for, once a few are known
-SEED_COUNT: Final = 2  # a seeded time counts as so many of its own
+SEED_COUNT: Final = 2  # what is remembered counts as so many times
 FEW: Final = 3  # times, after which one that stands out is left out
+USUAL_ROWS: Final = 64  # ingested at once; more make good a gap, and are no part of a usual round
 OUTLIER: Final = 3.0  # the factor that stands out
 
 
@@ -50,16 +52,25 @@ class CostCurve:
         self._points: dict[int, list[tuple[int, float]]] = {}  # derived, by bucket
 
     @property
+    def cells(self) -> list[tuple[int, int, float, int]]:
+        """All that is known: bucket, rows, seconds, and how many times that counts for."""
+        return [
+            (bucket, rows, cell.seconds, cell.count)
+            for bucket, cells in self._cells.items()
+            for rows, cell in cells.items()
+        ]
+
+    def restore(self, cells: Iterable[tuple[int, int, float, int]]) -> None:
+        """Begin with what an earlier process knew; it counts for a few times only."""
+        for bucket, rows, seconds, count in cells:
+            cell = Cell(seconds, min(count, SEED_COUNT))
+            self._cells.setdefault(bucket, {})[rows] = cell
+        self._points.clear()
+
+    @property
     def known_rows(self) -> frozenset[int]:
         """Rows that were run in any context."""
         return frozenset(rows for cells in self._cells.values() for rows in cells)
-
-    def seed(self, times: Iterable[tuple[int, float]]) -> None:
-        """Take in times that were measured apart, of short context; real ones are not replaced."""
-        cells = self._cells.setdefault(0, {})
-        for rows, seconds in times:
-            cells.setdefault(rows, Cell(seconds, SEED_COUNT))
-        self._points.clear()
 
     def note(self, rows: int, position: int, seconds: float) -> None:
         """A forward of `rows` behind `position` rows of context took so long."""
@@ -111,12 +122,27 @@ class Costs:
     ingest: CostCurve = field(default_factory=CostCurve)  # feature rows
     _hand_over: dict[Role, Cell] = field(default_factory=dict)  # by role
 
+    def note(self, outcome: Outcome) -> None:
+        """A round is over: take in what its parts took."""
+        position = outcome.position
+        self.verify.note(outcome.rows, position, outcome.verify_seconds)
+        if not outcome.offered:
+            return
+        self.draft.note(len(outcome.offered) + 1, position, outcome.draft_seconds)
+        if 0 < outcome.ingested <= USUAL_ROWS:
+            self.ingest.note(outcome.ingested, position, outcome.ingest_seconds)
+
     def note_hand_over(self, role: Role, seconds: float) -> None:
         """A question and its answer took so much longer than the engine's own time."""
         if role in self._hand_over:
             self._hand_over[role].note(max(0.0, seconds))
         else:
             self._hand_over[role] = Cell(max(0.0, seconds))
+
+    @property
+    def hand_overs(self) -> dict[Role, float]:
+        """All that are known, by role."""
+        return {role: cell.seconds for role, cell in self._hand_over.items()}
 
     def hand_over(self, role: Role) -> float:
         """Seconds between two engines that are no engine's; 0 while unknown."""

@@ -27,6 +27,7 @@ from launch.events import (
     TargetDown,
     TargetFacts,
 )
+from launch.policy import WidthPolicy
 from launch.request import ActiveRequest, Sink, Totals
 from launch.session import Session
 from launch.statistics import Clock, statistics
@@ -75,11 +76,15 @@ class Desk:
 
     @property
     def running(self) -> int:
-        return len(self._running)
+        return sum(request.policy is None for request in self._running.values())
 
     @property
     def requests(self) -> tuple[ActiveRequest, ...]:
-        """All that have no answer yet: those that run, then those that wait."""
+        """Clients' that have no answer yet: those that run, then those that wait."""
+        return tuple(request for request in self._all if request.policy is None)
+
+    @property
+    def _all(self) -> tuple[ActiveRequest, ...]:
         return (*self._running.values(), *self._waiting)
 
     @property
@@ -93,13 +98,20 @@ class Desk:
         """Whether a client is still to be told something."""
         return bool(self._outbox)
 
-    def submit(self, submit: Submit, sink: Sink, find_stop: FindStop | None = None) -> None:
+    def submit(
+        self,
+        submit: Submit,
+        sink: Sink,
+        find_stop: FindStop | None = None,
+        policy: WidthPolicy | None = None,
+    ) -> None:
         """Queue a request; `sink` gets Progress and Piece, then one Finished or Refused.
 
-        `find_stop` is asked about all tokens before they go out, and may end the text.
+        `find_stop` is asked about all tokens before they go out, and may end the text. One with a
+        `policy` of its own is the supervisor's, and is counted nowhere.
         """
-        request = ActiveRequest(submit, sink, Clock(time.monotonic()), find_stop)
-        if any(other.submit.request == submit.request for other in self.requests):
+        request = ActiveRequest(submit, sink, Clock(time.monotonic()), find_stop, policy=policy)
+        if any(other.submit.request == submit.request for other in self._all):
             self._refuse(request, UsageError(f"request {submit.request} is running already"))
         elif len(self._waiting) >= self._max_waiting:
             self._refuse(request, Overloaded(f"{self._max_waiting} requests wait already"))
@@ -108,7 +120,7 @@ class Desk:
 
     def cancel(self, number: int) -> bool:
         """End a request; False, and nothing changed, for one that is unknown or has ended."""
-        for request in self.requests:
+        for request in self._all:
             if request.submit.request != number:
                 continue
             if request.session is not None:
@@ -202,7 +214,7 @@ class Desk:
             target,
             draft,
             no_draft=no_draft,
-            policy=self.experience.policy(request.submit.block_width),
+            policy=request.policy or self.experience.policy(request.submit.block_width),
             find_stop=request.find_stop,
             coupling=self._couplings.at(request.submit.sampling.temperature),
         )
@@ -239,14 +251,15 @@ class Desk:
             stale=session.num_stale_replies,
         )
         number = request.submit.request
-        self.finished += 1
-        self.totals.add(session)
+        if request.policy is None:
+            self.finished += 1
+            self.totals.add(session)
         finished = Finished(request=number, finish_reason=reason, statistics=figures)
         self.tell(partial(request.sink, finished))
 
     def _refuse(self, request: ActiveRequest, error: DaemonError) -> None:
-        self.refused += 1
-        if request.session is not None:
+        self.refused += request.policy is None
+        if request.session is not None and request.policy is None:
             self.totals.add(request.session)
         refusal = Refused(
             request=request.submit.request, code=error.code, detail=str(error)[:MAX_DETAIL]

@@ -10,12 +10,14 @@ from typing import Final
 from launch.models import HUB_ID, LocalModel, existing
 from launch.progress import Progress, Silent
 from protocol.checkpoints.draft_config import read_draft_config, shipped_draft
+from protocol.checkpoints.draft_vocab import ALL, read_vocab
 from protocol.checkpoints.folder import CONFIG, weight_files
 from protocol.errors import CheckpointError, ModelNotFound
 
 NONE: Final = "none"
 # Drafts that are installed with this program, by the name of the model they were made for.
 SHIPPED: Final = {"smollm2-135m": "smollm2-135m-dflash"}
+SHIPPED_VOCAB: Final = ALL  # their --draft-vocab, where none is said
 
 
 def resolve_draft(
@@ -39,6 +41,21 @@ def named_draft(name: str | None, model: str, progress: Progress | None = None) 
     if name is None and model not in SHIPPED:
         raise ModelNotFound(f"no draft is installed for {model[:80]!r}: name one with --draft")
     return find_draft(SHIPPED[model] if name is None else name, progress).path
+
+
+def draft_vocab(stated: str | None, draft: Path | None) -> str:
+    """What `protocol.checkpoints.draft_vocab.read_vocab` takes: as said, or this draft's default.
+
+    Raises what `read_vocab` raises, before anything is started.
+    """
+    if draft is None:
+        return ALL
+    shipped = draft.name in SHIPPED.values() and draft == shipped_draft(draft.name)
+    chosen = stated or (SHIPPED_VOCAB if shipped else ALL)
+    if chosen != ALL and not chosen.isdecimal():
+        chosen = str(Path(chosen).expanduser().absolute())
+    read_vocab(chosen, draft)
+    return chosen
 
 
 def find_draft(name: str, progress: Progress | None = None) -> LocalModel:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from launch.calibration import Calibration
+from launch.cost_cache import CostCache, key_of
 from launch.crew import Crew
 from launch.deadlines_heap import DeadlineHeap
 from launch.desk import Desk
@@ -47,12 +49,15 @@ class Mediator:
         on_loading: Callable[[Loading], None],
         command: Callable[[Role, Path], Sequence[str]],
     ) -> None:
+        self._plan = plan
         self._timers = timers
         self._on_loading = on_loading
         self.crew = Crew(plan, poller, timers, self, command)
         self._patience = Patience(plan.deadlines)
         self._dispatch = Dispatch(self.crew, self._patience, self._withdraw)
         self.desk = Desk(self._dispatch.send, self.crew.accuse, max_waiting=plan.max_waiting)
+        cache = None if plan.cost_cache is None else CostCache(Path(plan.cost_cache))
+        self.calibration = Calibration(cache, self.desk.submit, self.desk.cancel)
         self.parking = Parking(self.crew, self.desk, self._dispatch, timers)
         self.swapping = Swapping(self.crew, self.desk, self._dispatch, self.parking)
 
@@ -83,6 +88,8 @@ class Mediator:
                 self.desk.transport = self.crew.placement.transport
             if not self.parking.holds("draft"):
                 self.desk.broadcast(DraftUp(DraftFacts.of(draft, self.crew.doubt)))
+            key, facts = key_of(self._plan, target, draft), DraftFacts.of(draft, self.crew.doubt)
+            self.desk.experience = self.calibration.begin(key, target, facts)
         self.parking.on_up(role)
         self.swapping.on_up(role)
         self.admit()

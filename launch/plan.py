@@ -44,6 +44,8 @@ class Plan(FrozenConfig, frozen=True, kw_only=True):
     ring_window: Positive = 1024
     draft_context: Positive = 4096  # rows of context the draft attends to
     golden: tuple[int, ...] = ()  # a prompt on which the draft is tried; see launch.golden
+    cost_cache: str | None = None  # folder of prices; None: a pair begins without knowing any
+    draft_vocab: str = "all"  # ids the draft may propose: see protocol.checkpoints.draft_vocab
     widest: int = 0  # rows of a verify that guesses may fill; 0: the draft's block alone
     rollback: Literal["fast", "replay"] = "fast"
     transport: str = "auto"

@@ -84,5 +84,6 @@ def draft_config(plan: Plan, run_dir: Path) -> DraftConfig:
         threads=plan.threads,
         slots=plan.slots,
         context_window=plan.draft_context,
+        vocab=plan.draft_vocab,
         log_level=plan.log_level,
     )

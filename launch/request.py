@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from launch.hints import Mode
+from launch.policy import WidthPolicy
 from launch.session import Session
 from launch.statistics import Clock
 from launch.stream import FindStop
@@ -24,6 +25,7 @@ class ActiveRequest:
     find_stop: FindStop | None
     died_at: tuple[int, int] | None = None  # how far it had come when the target died of it
     session: Session | None = None
+    policy: WidthPolicy | None = None  # of a request of the supervisor's own, which nobody counts
 
     @property
     def _phase(self) -> str:

@@ -84,6 +84,7 @@ class Supervisor:
     def close(self) -> None:
         """End both daemons and remove the run directory; requests that still run are refused."""
         with self._stack:
+            self._mediator.calibration.end()
             self.abandon(Unavailable("the supervisor is ending"))
 
     def abandon(self, error: DaemonError) -> None:
@@ -169,11 +170,12 @@ class Supervisor:
             self.step()
 
     def wait_ready(self, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Step until requests can run as planned: target loaded, draft paired or given up.
+        """Step until requests can run as planned: target loaded, draft paired or given up, priced.
 
         Returns False when `stop` said so first. Raises the target's own error if it failed.
         """
-        self.run_until(lambda: self._is_settled() or stop())
+        calibration = self._mediator.calibration
+        self.run_until(lambda: (self._is_settled() and not calibration.is_running) or stop())
         error = self._crew.error("target")
         if error is not None and self._crew.is_given_up("target"):
             raise error

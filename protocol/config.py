@@ -93,6 +93,7 @@ class DraftConfig(FrozenConfig, frozen=True, kw_only=True):
     slots: Positive = 2
     context_window: Positive = 4096  # the seed's draft_ctx_max
     max_ingest: Positive = 256  # feature rows per Ingest forward
+    vocab: str = "all"  # ids that it may propose: see protocol.checkpoints.draft_vocab
     listen: str = ""  # tcp://HOST:PORT; empty: a socket file in the run directory
     keys: str = ""  # folder; empty: where protocol.keys looks by itself
     target_address: str = ""  # where to reach a target on another host; empty: as it is told

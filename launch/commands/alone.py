@@ -11,7 +11,7 @@ import msgspec
 from launch.becoming import become
 from launch.commands.pair import PairOptions
 from launch.commands.sampling import GUESS_WIDTH
-from launch.drafts import NONE, named_draft
+from launch.drafts import NONE, draft_vocab, named_draft
 from launch.models import resolve_model
 from launch.plan import Plan
 from launch.prepare import draft_config, prepare
@@ -45,6 +45,7 @@ class DraftOptions:
 
     model: str
     draft: str | None
+    draft_vocab: str | None
     draft_context: int
     draft_device: str
     dtype: DType
@@ -94,10 +95,12 @@ def run_draft(options: DraftOptions) -> int:
     if options.draft == NONE:
         raise UsageError("--draft none: there is nothing to run")
     check_devices({"--draft-device": options.draft_device})
+    draft = options.find_draft()
     plan = Plan(
-        draft=str(options.find_draft()),
+        draft=str(draft),
         draft_context=options.draft_context,
         draft_device=options.draft_device,
+        draft_vocab=draft_vocab(options.draft_vocab, draft),
         dtype=options.dtype,
         threads=options.threads,
         slots=options.slots,

@@ -51,7 +51,7 @@ def target_command(**arguments: object) -> int:
     show_default=True,
     help="The target's model: its own draft is taken where --draft names none. Not fetched.",
 )
-@settings("draft", "draft_context", "draft_device", "dtype", "threads", "slots")
+@settings("draft", "draft_context", "draft_vocab", "draft_device", "dtype", "threads", "slots")
 @_instance
 @settings("run_dir", "listen", "keys")
 @click.option(

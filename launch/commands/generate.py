@@ -16,7 +16,7 @@ MAX_TOKENS = (1 << 31) - 1
 @click.command(name="generate")
 @click.argument("prompt", required=False)
 @click.option("--prompt-file", type=click.Path(path_type=Path), help="Read the prompt from FILE.")
-@settings("model", "draft", "draft_context", "block_width")
+@settings("model", "draft", "draft_context", "draft_vocab", "block_width")
 @click.option("--raw", cls=Setting, is_flag=True, help="Skip the chat template.")
 @click.option(
     "--max-tokens",

@@ -18,8 +18,11 @@ from launch.commands.receiver import Receiver
 from launch.commands.report import build, summary
 from launch.commands.running_pair import RunningPair
 from launch.commands.sampling import SamplingOptions
+from launch.cost_cache import cost_cache
+from launch.drafts import draft_vocab
 from launch.interrupts import Interrupts
 from launch.plan import Plan
+from launch.policy import AUTO
 from launch.tokenizer import TextTokenizer, encode_prompt, load_text_side
 from protocol.codec import pack_tokens
 from protocol.errors import UsageError
@@ -37,6 +40,7 @@ class Options(SamplingOptions, PairOptions):
     prompt: str | None
     prompt_file: Path | None
     draft_context: int
+    draft_vocab: str | None = None
     block_width: int
     raw: bool
     max_tokens: int
@@ -91,6 +95,8 @@ def _pair(options: Options, line: ProgressLine) -> AbstractContextManager[AnyPai
         threads=options.threads,
         slots=1,
         draft_context=options.draft_context,
+        draft_vocab=draft_vocab(options.draft_vocab, draft),
+        cost_cache=cost_cache() if options.block_width == AUTO else None,
         widest=options.guess_width,
     )
     return nullcontext(OwnPair(plan, line))

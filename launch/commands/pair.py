@@ -18,11 +18,12 @@ from protocol.errors import UsageError
 
 # Settings that only a verb that loads a pair can honour.
 DEVICES: Final = ("target_device", "draft_device", "hand_over", "graphs")
-LOADING: Final = ("model", "draft", *DEVICES, "dtype", "exact", "threads")
+LOADING: Final = ("model", "draft", "draft_vocab", *DEVICES, "dtype", "exact", "threads")
 # Settings that are the daemons' own, where they run already.
 THEIRS: Final = (
     "draft",
     "draft_context",
+    "draft_vocab",
     *DEVICES,
     "dtype",
     "exact",

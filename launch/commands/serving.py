@@ -14,6 +14,8 @@ from launch import exit_codes
 from launch.commands.attaching import attach_plan
 from launch.commands.pair import PairOptions
 from launch.commands.sampling import GUESS_WIDTH
+from launch.cost_cache import cost_cache
+from launch.drafts import draft_vocab
 from launch.golden import golden_ids
 from launch.interrupts import Interrupts
 from launch.manager import Managed, words
@@ -35,6 +37,7 @@ class Options(PairOptions):
     """The arguments of ``dflashd supervisor``, each checked to be in its range."""
 
     draft_context: int
+    draft_vocab: str | None
     slots: int
     max_positions: int
     max_waiting: int
@@ -112,6 +115,7 @@ def _plan(options: Options) -> Plan:
     return msgspec.structs.replace(
         _daemons(options),
         run_dir=None if run_dir is None else str(Path(run_dir).absolute()),
+        cost_cache=cost_cache(),
         max_waiting=options.max_waiting,
     )
 
@@ -144,6 +148,7 @@ def _daemons(options: Options) -> Plan:
         slots=options.slots,
         max_positions=options.max_positions,
         draft_context=options.draft_context,
+        draft_vocab=draft_vocab(options.draft_vocab, draft),
         widest=GUESS_WIDTH,
     )
 

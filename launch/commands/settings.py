@@ -40,6 +40,12 @@ _DRAFT: Final = (
 )
 
 
+_VOCAB: Final = (
+    "Ids that the draft may propose: the N most frequent, those of a FILE, or all.  "
+    "[default: the draft's own]"
+)
+
+
 def _option(name: str, **attributes: Any) -> Decorator:
     return click.option(name, cls=Setting, **attributes)
 
@@ -91,6 +97,7 @@ SETTINGS: Final[dict[str, Decorator]] = {
     "draft_context": _count(
         "--draft-context", 4096, "How many of the latest positions the draft attends to."
     ),
+    "draft_vocab": _option("--draft-vocab", metavar="N|FILE|all", help=_VOCAB),
     "block_width": _option(
         "--block-width",
         type=BlockWidth(),

@@ -17,6 +17,7 @@ from support.tiny_pair import write_pair
 from support.waiting import until
 
 from launch.interrupts import Interrupts
+from launch.policy import AUTO
 from launch.supervisor import Supervisor
 from protocol import gpu
 from protocol.errors import (
@@ -595,3 +596,18 @@ def _runs(pid):
     except ProcessLookupError:
         return False
     return True
+
+
+def test_a_pair_is_priced_before_it_is_ready_and_remembered(folders, tmp_path, monkeypatch):
+    monkeypatch.setenv(FAULTS, "")
+    target, draft = folders
+    plan = plan_for(target, draft, cost_cache=str(tmp_path / "costs"))
+    for _ in range(2):
+        with Supervisor(plan, command=model_command) as supervisor:
+            assert supervisor.wait_ready()
+            (remembered,) = (tmp_path / "costs").iterdir()
+            status = supervisor.describe()
+            assert (status.running, status.finished, status.requests) == (0, 0, ())
+            client = Client(supervisor, 1).submit(PROMPT, 12, block_width=AUTO).finish()
+        assert client.tokens == text(PROMPT, 12)
+        assert remembered.stat().st_size > 100

@@ -4,6 +4,7 @@ from support.model_pair import VOCAB
 
 from launch.desk import Desk
 from launch.events import DraftDown, TargetFacts, TargetUp
+from launch.policy import FixedWidth
 from launch.token_ids import pack_ids
 from protocol.errors import DaemonDied, Unavailable
 from protocol.messages import CloseItem, OpenItem, Refused, Submit
@@ -76,3 +77,14 @@ def test_only_who_is_alone_at_two_deaths_without_having_come_further_is_failed()
     desk.deliver()
     assert told == [Refused(request=1, code="daemon_died", detail="it died")]
     assert desk.running == 1
+
+
+def test_a_request_of_the_supervisors_own_is_counted_nowhere():
+    desk, _, told = desk_with()
+    desk.submit(request(9), told.append, None, FixedWidth(1))
+    desk.admit(FACTS, 2, None, "no draft")
+    assert (desk.running, desk.requests) == (0, ())
+    desk.abandon(Unavailable("ending"))
+    desk.deliver()
+    assert [message.request for message in told] == [9]
+    assert (desk.finished, desk.refused) == (0, 0)
