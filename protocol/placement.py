@@ -130,10 +130,6 @@ def _tcp(target: HostFacts, draft: HostFacts) -> str:
     return "" if target.listens else "the target listens at no address of a network"
 
 
-def _missing(what: str) -> Callable[[HostFacts, HostFacts], str]:
-    return lambda _target, _draft: what
-
-
 RULES: Final = (
     Rule(
         name="shm",

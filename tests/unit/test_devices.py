@@ -1,5 +1,6 @@
 """Which device a daemon computes on: what is there, what is refused, and never another one."""
 
+import json
 import sys
 
 import msgspec
@@ -18,7 +19,13 @@ from protocol import gpu as machine
 from protocol.checkpoints.target_config import read_model_config
 from protocol.config import Deadlines, TargetConfig
 from protocol.cpu import resolve_dtype
-from protocol.errors import ConfigError, DeviceLost, InternalError, TransportRefused
+from protocol.errors import (
+    ConfigError,
+    DeviceLost,
+    InternalError,
+    TransportRefused,
+    UnsupportedModel,
+)
 from protocol.feature_ring import plan
 from protocol.messages import GpuFacts
 from protocol.transports import cuda_host, devices
@@ -147,6 +154,21 @@ def test_auto_is_bf16_on_a_gpu_whatever_the_processor_can():
 def test_an_unknown_transport_is_refused_with_the_known_ones():
     with pytest.raises(TransportRefused, match="known: cuda-host, cuda-ipc, local, shm"):
         find_transport("carrier-pigeon")
+
+
+@pytest.mark.parametrize("name", ["tcp", "shm", "local"])
+def test_a_transport_of_the_cpus_memory_refuses_a_target_on_a_gpu(name, runtime_dir):
+    with pytest.raises(TransportRefused, match=f"{name} has no memory on cuda:GPU-1"):
+        find_transport(name).host(runtime_dir, "cuda:GPU-1")
+
+
+def test_a_model_that_only_transformers_runs_is_refused_on_a_gpu(tmp_path):
+    folder = write_tiny_target(tmp_path)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"model_type": "gpt2"}))
+    config = TargetConfig(model=str(folder), run_dir="", life=0)
+    with pytest.raises(UnsupportedModel, match=r"gpt2.*on the CPU alone"):
+        base.load_target(config, PlainHost(), device=META)
 
 
 def test_the_memory_plan_of_a_gpu_counts_what_is_exported(tmp_path):
