@@ -77,6 +77,7 @@ def run_target(options: TargetOptions) -> int:
         target_device=options.target_device,
         draft_device=options.draft_device,
         hand_over=options.hand_over,
+        graphs=options.graphs,
         dtype=options.dtype,
         exact=options.exact,
         threads=options.threads,

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,11 @@ from support.tiny_text import write_speaking_pair
 
 from launch.becoming import become
 from launch.cli import main
+from launch.commands.alone import DraftOptions, TargetOptions
 from launch.commands.attaching import attach_plan
+from launch.commands.daemons import draft_command, target_command
+from launch.commands.serving import Options as ServingOptions
+from launch.commands.supervisor import supervisor_command
 from launch.idle_threads import SETTINGS
 from launch.meeting import check_served
 from launch.plan import Attach
@@ -161,3 +166,61 @@ def test_a_target_of_another_model_than_the_clients_is_refused():
 def test_to_attach_to_a_draft_alone_makes_no_sense(folders, capsys):
     assert main(["supervisor", "--model", folders[0], "--attach-draft", "/d"]) == 2
     assert "--attach-draft goes with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        (target_command, TargetOptions),
+        (draft_command, DraftOptions),
+        (supervisor_command, ServingOptions),
+    ],
+)
+def test_what_a_verb_takes_is_what_it_is_run_with(command, options):
+    taken = {param.name for param in command.params if param.expose_value}
+    assert taken == {field.name for field in fields(options)}
+
+
+def test_daemons_are_told_where_to_listen_and_whom_to_meet(folders, become_what, tmp_path):
+    model, draft = folders
+    keys = ("--keys", str(tmp_path))
+    listen = ("--listen", "tcp://[::1]:0", *keys)
+    _, config, _ = become_what("target", "--model", model, "--draft", draft, *listen)
+    assert (config.listen, config.keys) == ("tcp://[::1]:0", str(tmp_path))
+    far = ("--target-address", "tcp://10.0.0.1:7000", "--target-model", model)
+    words = ("draft", "--draft", draft, "--listen", "tcp://10.0.0.2:7001", *far)
+    _, config, _ = become_what(*words)
+    assert (config.listen, config.keys) == ("tcp://10.0.0.2:7001", "")
+    assert (config.target_address, config.target_model) == ("tcp://10.0.0.1:7000", model)
+    _, config, _ = become_what("draft", "--draft", draft, "--draft-head", "target")
+    assert (config.listen, config.target_model, config.draft_head) == ("", "", "target")
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        ("target", ("--listen", "tcp://10.0.0.1")),
+        ("draft", ("--listen", "10.0.0.1:7000")),
+        ("draft", ("--target-address", "tcp://10.0.0.1:0")),
+    ],
+)
+def test_what_is_no_address_is_refused_before_anything_starts(folders, capsys, verb, words):
+    assert main([verb, "--model", folders[0], "--draft", folders[1], *words]) == 78
+    assert "tcp://" in capsys.readouterr().err
+
+
+def test_daemons_on_other_hosts_are_attached_to_by_their_addresses(folders, tmp_path):
+    plan = attach_plan(
+        Path(folders[0]),
+        target="tcp://10.0.0.1:7000",
+        draft="tcp://[fe80::2]:7001",
+        instance=None,
+        keys=tmp_path,
+    )
+    assert (plan.attach.target, plan.attach.draft) == (
+        "tcp://10.0.0.1:7000",
+        "tcp://[fe80::2]:7001",
+    )
+    assert plan.attach.keys == str(tmp_path)
+    with pytest.raises(ConfigError, match="the port is 0"):
+        attach_plan(Path(folders[0]), target="tcp://a:0", draft="none", instance=None)

@@ -17,7 +17,7 @@ from support.tiny_target import write_tiny_target
 from draft_daemon.checkpoint import LoadedDraft, OwnHead
 from draft_daemon.lexicon import Asked, check_same
 from draft_daemon.models.dflash import DFlash
-from protocol.checkpoints.identity import identify
+from protocol.checkpoints.identity import MAX_TOKENIZER_BYTES, identify
 from protocol.errors import (
     CheckpointError,
     ConfigError,
@@ -136,6 +136,19 @@ def test_a_checkpoint_of_gguf_has_an_identity_too(tmp_path):
     path = TinyGGUF(layers=1).write(tmp_path / "tiny.gguf")
     assert identify(path) == identify(path)
     assert len(identify(path).config) == 64
+
+
+def test_a_tokenizer_that_cannot_be_read_is_a_checkpoint_error(pair, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(pair.model, other)
+    with (other / "tokenizer.json").open("wb") as file:
+        file.truncate(MAX_TOKENIZER_BYTES + 1)
+    with pytest.raises(CheckpointError, match="more than"):
+        identify(other)
+    (other / "tokenizer.json").unlink()
+    (other / "tokenizer.json").mkdir()
+    with pytest.raises(CheckpointError, match="cannot read"):
+        identify(other)
 
 
 @pytest.mark.parametrize("tied", [False, True])
