@@ -12,11 +12,13 @@ from launch.becoming import become
 from launch.commands.pair import PairOptions
 from launch.commands.sampling import GUESS_WIDTH
 from launch.drafts import NONE, draft_vocab, named_draft
+from launch.golden import golden_ids
 from launch.models import resolve_model
 from launch.plan import Plan
 from launch.prepare import draft_config, prepare
 from launch.progress import progress_for
 from launch.store import default_home
+from launch.tokenizer import TextTokenizer
 from protocol.addresses import parse_tcp
 from protocol.config import DType
 from protocol.errors import UsageError
@@ -71,6 +73,7 @@ def run_target(options: TargetOptions) -> int:
     run_dir = daemon_directory("target", options.instance, options.run_dir)
     model = options.find_model(quiet=False)
     draft = None if taps else options.find_draft(model, quiet=False)
+    golden = golden_ids(TextTokenizer.load(model.path))
     plan = Plan(
         model=str(model.path),
         draft=None if draft is None else str(draft),
@@ -84,10 +87,13 @@ def run_target(options: TargetOptions) -> int:
         slots=options.slots,
         max_positions=options.max_positions,
         widest=GUESS_WIDTH,
+        golden=golden,
     )
     config = msgspec.structs.replace(
-        prepare(plan, run_dir).target, service=True, **taps, **_network(options)
+        prepare(plan, run_dir).target, service=True, **_network(options)
     )
+    if taps:
+        config = msgspec.structs.replace(config, golden=golden, **taps)
     become("target", config, os.environ)
 
 

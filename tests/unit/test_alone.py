@@ -60,6 +60,7 @@ def test_the_target_knows_the_drafts_taps_and_stands_alone(folders, become_what,
     assert config.service
     assert config.taps == (0, 2, 3)
     assert config.mask_token_id == 3
+    assert config.golden  # to find out a draft of another target when they are paired
     assert config.block_size == 16  # so that guesses fit too
     assert config.run_dir == str(daemon_directory("target", None, None))
     assert SETTINGS.items() <= environment.items()
@@ -70,6 +71,7 @@ def test_taps_can_be_said_where_the_draft_is_not_here(folders, become_what):
     said = ("--taps", "1, 2", "--mask-token", "7", "--block-size", "32")
     _, config, _ = become_what("target", "--model", folders[0], *said)
     assert (config.taps, config.mask_token_id, config.block_size) == ((1, 2), 7, 32)
+    assert config.golden
 
 
 def test_without_a_draft_nothing_is_captured(folders, become_what):
