@@ -69,7 +69,8 @@ def test_an_earlier_driver_on_another_host_whose_clock_was_ahead_is_passed_in_th
     ("role", "lives"), [("target", {"target_life": 5}), ("draft", {"target_life": 0})]
 )
 @pytest.mark.parametrize("error", [DeadlineExceeded("it hung"), ProtocolError("it lied")])
-def test_a_sick_daemon_is_asked_to_leave_the_life_it_was_sick_in(attacher, role, lives, error):
+def test_a_sick_daemon_is_asked_to_leave_the_life_it_was_sick_in(tmp_path, role, lives, error):
+    attacher = Attacher(Attach(target=str(tmp_path / "t"), draft=str(tmp_path / "d")), {})
     peer = attacher.peer(role)
     peer.life, peer.error, peer.hello = 5, error, HELLO
     other = {"draft_life": 0} if role == "target" else {"draft_life": 5}
