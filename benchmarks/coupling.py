@@ -210,7 +210,7 @@ def main(arguments: Sequence[str]) -> int:
             sys.stderr.write(f"temperature {heat}: {index + 1}/{len(prompts)} {prompt.name}\n")
         report[str(heat)] = table(texts)
     for heat, rows in report.items():
-        sys.stdout.write(f"temperature {heat}: tokens a round, first slot right\n")
+        sys.stdout.write(f"temperature {heat}: tokens a round, first slot right (online: rounds)\n")
         for name, (length, first) in rows.items():
             sys.stdout.write(f"  {name:45} {length:.3f}  {first:.3f}\n")
     if options.json:

@@ -4,7 +4,8 @@
 
 `step` is one `verify_batch` with logits for all rows; `linear` the same products (layers and
 head) by `F.linear` over weights ``[out, in]``; `packed` the same by the target's own packed
-weights. Ratios are made round by round, so that a busy moment meets all three alike.
+weights; `choose` the choice of a token at every row of the step's logits, by `SAMPLING`. Ratios
+are made round by round, so that a busy moment meets all alike.
 """
 
 import argparse
@@ -24,14 +25,17 @@ from torch.nn import functional
 
 from launch.models import DEFAULT_NAME, resolve_model
 from launch.store import default_home
+from protocol.choice import choose
 from protocol.config import TargetConfig
 from protocol.cpu import usable_cores
 from protocol.kernels.linear import Linear
+from protocol.messages import Sampling
 from protocol.transports.local import TRANSPORT
 from target_daemon.dense.model import DenseTarget
 from target_daemon.families.base import load_target
 
 ROUNDS: Final = 21
+SAMPLING: Final = Sampling(temperature=0.8, top_p=0.95, seed=1)
 WARM_UP: Final = 3
 
 
@@ -108,12 +112,15 @@ def measure(target: DenseTarget, width: int, context: int) -> dict[str, Any]:
         size: torch.randn(width, size, generator=generator).to(target.dtype)
         for size in {weight.shape[1] for weight in plain}
     }
+    logits = target.verify_batch(0, ids[context:], context, "all")
+    assert logits is not None
     work: dict[str, Callable[[], object]] = {
         "step": lambda: target.verify_batch(0, ids[context:], context, "all"),
         "linear": lambda: [functional.linear(inputs[w.shape[1]], w) for w in plain],
         "packed": lambda: [
             product(inputs[weight.shape[1]]) for product, weight in zip(packed, plain, strict=True)
         ],
+        "choose": lambda: choose(logits, context + 1, SAMPLING, ids[: context + 1]),
     }
     times: dict[str, list[float]] = {name: [] for name in work}
     for number in range(WARM_UP + ROUNDS):
@@ -132,7 +139,7 @@ def plain_weight(product: Linear) -> Tensor:
 
 
 def figures(times: dict[str, list[float]]) -> dict[str, Any]:
-    """Medians of `step`, `linear` and `packed`, and ratios of the first to the others."""
+    """Medians of each, ratios of `step` to `linear` and `packed`, and of `choose` to `step`."""
     found: dict[str, Any] = {
         f"{name}_ms": round(statistics.median(values), 3) for name, values in times.items()
     }
@@ -140,6 +147,9 @@ def figures(times: dict[str, list[float]]) -> dict[str, Any]:
         pairs = zip(times["step"], times[base], strict=True)
         found[f"step / {base}"] = round(statistics.median(a / b for a, b in pairs), 3)
         found[f"least step / least {base}"] = round(min(times["step"]) / min(times[base]), 3)
+    if "choose" in times:
+        pairs = zip(times["choose"], times["step"], strict=True)
+        found["choose / step"] = round(statistics.median(a / b for a, b in pairs), 3)
     return found
 
 

@@ -16,8 +16,16 @@ from launch.plan import Plan
 from launch.policy import FULL
 from launch.supervisor import Supervisor
 from launch.token_ids import pack_ids, unpack_ids
-from protocol.messages import Finished, Piece, Progress, Submit
+from protocol.messages import Finished, Piece, Progress, Sampling, Submit
 
+# Seeds and temperatures of the proofs of sampling, and how many of them each prompt takes.
+SAMPLINGS = (
+    Sampling(temperature=0.7, top_p=0.95, seed=3),
+    Sampling(temperature=1.0, top_k=50, repetition_penalty=1.1, seed=4),
+    Sampling(temperature=0.3, seed=5, presence_penalty=0.5),
+    Sampling(temperature=1.4, min_p=0.05, seed=6),
+)
+SHARE = 2
 GAP = 1e-3  # a difference at a larger gap is a fault
 Say = Callable[[str], None]
 
@@ -98,6 +106,39 @@ def lossless(pair: RealPair, prompts: Sequence[Prompt], runs: Mapping[str, Both]
         seconds=sum(
             run.seconds for both in runs.values() for run in (both.speculative, both.autoregressive)
         ),
+    )
+
+
+def sampled(
+    pair: RealPair,
+    prompts: Sequence[Prompt],
+    samplings: Sequence[Sampling],
+    max_tokens: int,
+    say: Say,
+) -> Outcome:
+    """At a temperature, too, the draft changes no id: `SHARE` of `samplings`, in turn, a prompt."""
+    differences, seconds, run, accepted = [], 0.0, 0, 0
+    for number, prompt in enumerate(prompts):
+        for turn in range(SHARE):
+            sampling = samplings[(number + turn) % len(samplings)]
+            fast, slow = (
+                pair.run(prompt.ids, max_tokens, speculative=on, sampling=sampling)
+                for on in (True, False)
+            )
+            differences += _text_difference(pair, prompt, fast.token_ids, slow.token_ids)
+            seconds, run = seconds + fast.seconds + slow.seconds, run + 1
+            accepted += len(slow.rounds) - len(fast.rounds)
+        say(f"  {number + 1}/{len(prompts)} {prompt.id}: {len(differences)} of {run} differ")
+    if not accepted:
+        raise AssertionError("no proposal was accepted: nothing was proved")
+    return Outcome(
+        claim="speculative token ids equal autoregressive ones at temperatures above 0",
+        run=run,
+        identical=run - len(differences),
+        required=0 if pair.exact == "no" else run,
+        exact=pair.exact,
+        differences=differences,
+        seconds=seconds,
     )
 
 
