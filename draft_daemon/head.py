@@ -80,13 +80,12 @@ class Borrowed:
         self, hidden: Tensor, position: int, sampling: Sampling, temperatures: Sequence[float]
     ) -> tuple[int, ...]:
         """An id for each row of `hidden` [n, hidden]; see `Lexicon.drawn`."""
-        logits = self._head(hidden.to(self._head.weight.dtype)).float()
-        if self._target_ids is not None:  # the noise belongs to the target's ids
-            whole = logits.new_full((logits.shape[0], self._vocab), -torch.inf)
-            logits = whole.index_copy_(1, self._target_ids, logits)
-        logits = logits * self._logit_scale
+        logits = self._head(hidden.to(self._head.weight.dtype)).float() * self._logit_scale
         if self._cap:
             logits = self._cap * torch.tanh(logits / self._cap)
+        if self._target_ids is not None:  # the noise belongs to the target's ids
+            whole = logits.new_full((logits.shape[0], self._vocab), -torch.inf)
+            logits = whole.index_copy_(1, self._target_ids.to(logits.device), logits)
         return tuple(
             int(choose(row[None], position + index, replace(sampling, temperature=part), NOWHERE))
             for index, (row, part) in enumerate(zip(logits, temperatures, strict=True))

@@ -325,6 +325,9 @@ def test_the_noise_belongs_to_the_targets_ids_also_with_a_vocabulary_of_ones_own
         logits = torch.full((5, 96), -torch.inf)
         logits[:, ids] = bench.scores(features, 8, scores=own)
         assert bench.tokens(8, temperatures=PARTS) == drawn(logits, 9)
+        bench.engine._lexicon = Borrowed(bench.draft, bench.guest.weights(), 96, 1.0, 0.5)
+        logits[:, ids] = 0.5 * torch.tanh(logits[:, ids] / 0.5)  # and the others stay out
+        assert bench.tokens(8, temperatures=PARTS) == drawn(logits, 9)
 
 
 def test_the_targets_scale_and_cap_count_where_noise_is_added(bench):
