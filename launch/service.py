@@ -6,6 +6,7 @@ client's own bounded queue: a client that is slow, or stopped, holds up nobody.
 
 import itertools
 import socket
+import time
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -100,8 +101,9 @@ class Service:
             self._listener.close()
             self._path.unlink(missing_ok=True)
         self._supervisor.abandon(Unavailable("the supervisor is ending"))
+        deadline = time.monotonic() + self._farewell  # for all of them together
         for client in tuple(self._clients.values()):
-            client.connection.drain(self._farewell)
+            client.connection.drain(deadline - time.monotonic())
             self._drop(client)
 
     # --- connections -------------------------------------------------------------------------

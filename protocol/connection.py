@@ -153,10 +153,13 @@ def listen(path: Path) -> socket.socket:
 def accept(
     listener: socket.socket, types: tuple[type[Received], ...]
 ) -> Connection[Received] | None:
-    """The next client, or None when none waits any more; PermissionRefused for another user's."""
+    """The next client; None when none waits any more, or none can be taken in now.
+
+    Raises PermissionRefused for another user's.
+    """
     try:
         end, _ = listener.accept()
-    except (BlockingIOError, ConnectionAbortedError):
+    except OSError:  # also where this process has no descriptor left for it
         return None
     return _of_this_user(end, types)
 

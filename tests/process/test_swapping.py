@@ -217,6 +217,28 @@ def test_one_swap_at_a_time_and_none_while_something_is_parked(world, other):
     check_serving(world)
 
 
+def test_swapping_and_parking_again_and_again_leaves_no_descriptor_behind(world, other, folders):
+    def cycle():
+        for draft in (other, folders[1]):
+            assert isinstance(swapped(world, draft), Done)
+        for role in ("draft", "target"):
+            for message in (Park(role=role), Unpark(role=role)):
+                world.until(ask(world, message))
+        world.until(lambda: world.supervisor.describe().mode == "speculative")
+        for client in world.clients:
+            client.close()
+        world.clients.clear()
+        world.until(lambda: not world.service._clients)
+        world.until(lambda: all(one.has_ended for one in leaving()))
+        return len(os.listdir("/proc/self/fd"))
+
+    def leaving():
+        return world.supervisor._crew._lives.understudy.leaving
+
+    first, second = cycle(), cycle()
+    assert second == first
+
+
 def test_the_end_of_the_supervisor_in_the_middle_of_a_swap_leaves_nothing(world, other):
     ask(world, Swap(draft=str(other)))
     world.until(lambda: world.supervisor._crew._lives.candidate is not None)

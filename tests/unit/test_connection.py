@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import resource
 import socket
 import stat
 import struct
@@ -154,6 +155,23 @@ def test_both_ends_check_who_the_other_is(runtime_dir, monkeypatch):
             accept(listener, CLIENT_REQUESTS)
         with pytest.raises(PermissionRefused):
             connect(path, CLIENT_REPLIES)
+        mine.close()
+    path.unlink()
+
+
+def test_without_a_descriptor_for_it_nobody_is_taken_in(runtime_dir):
+    path = runtime_dir / "c.sock"
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with listen(path) as listener:
+        mine = connect(path, CLIENT_REPLIES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (mine.fd, before[1]))
+        try:
+            assert accept(listener, CLIENT_REQUESTS) is None
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        taken = accept(listener, CLIENT_REQUESTS)
+        assert taken is not None
+        taken.close()
         mine.close()
     path.unlink()
 
