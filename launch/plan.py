@@ -20,6 +20,8 @@ class Attach(FrozenConfig, frozen=True, kw_only=True):
 
 
 ATTACHED_RESTARTS: Final = Restarts(longest=1.0, rarely=5.0)  # connecting again costs little
+# Patient for as long as the lease of a supervisor that has just ended may last.
+FAR_RESTARTS: Final = Restarts(longest=1.0, rarely=5.0, patience=16)
 
 
 class Plan(FrozenConfig, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from launch.drafts import NONE
-from launch.plan import ATTACHED_RESTARTS, Attach, Plan
+from launch.plan import ATTACHED_RESTARTS, FAR_RESTARTS, Attach, Plan
 from protocol.addresses import is_tcp, parse_tcp
 from protocol.checkpoints.target_config import read_model_config
 from protocol.instances import daemon_directory
@@ -36,4 +36,6 @@ def attach_plan(
         num_layers=config.num_layers,
         keys="" if keys is None else str(keys.absolute()),
     )
-    return Plan(model=str(model), attach=attach, restarts=ATTACHED_RESTARTS)
+    is_far = is_tcp(attach.target) or is_tcp(attach.draft or "")
+    restarts = FAR_RESTARTS if is_far else ATTACHED_RESTARTS
+    return Plan(model=str(model), attach=attach, restarts=restarts)

@@ -75,6 +75,17 @@ def generated(limit):
     return json.loads(done.out)
 
 
+def speculative(expected):
+    """A generation with the draft: the text is the same, however often packets are lost."""
+
+    def once():
+        found = generated(len(expected))
+        assert found["token_ids"] == expected
+        return found if found["mode"] == "speculative" else None
+
+    return until(once, seconds=60, what="a generation with the draft")
+
+
 def plain(folders, limit):
     """The text of the same model on this host, without a draft."""
     words = ("generate", "Say something.", "--json", "--model", folders[0], "--draft", "none")
@@ -89,9 +100,8 @@ def test_latency_loss_and_a_cut_cable_change_no_text(folders, tmp_path, runtime_
     expected = plain(folders, 600)
     short = expected["token_ids"][:40]
     with two_hosts(folders, tmp_path) as cable:
-        first = generated(40)
-        assert (first["mode"], first["transport"]) == ("speculative", "tcp")
-        assert first["token_ids"] == short
+        first = speculative(short)
+        assert first["transport"] == "tcp"
         assert first["network"]["bytes_per_round"] > 3 * 32 * 4  # a row: taps, hidden, float32
         assert cable.lost > 0
 
@@ -116,6 +126,5 @@ def test_latency_loss_and_a_cut_cable_change_no_text(folders, tmp_path, runtime_
 
         cable.mend()
         until(lambda: state().mode == "speculative", seconds=40, what="the draft being back")
-        again = generated(40)
-        assert (again["mode"], again["token_ids"]) == ("speculative", short)
+        again = speculative(short)
         assert again["speculative_decoding"]["num_draft_tokens"] > 0

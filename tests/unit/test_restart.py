@@ -2,8 +2,16 @@
 
 import pytest
 
+from launch.plan import FAR_RESTARTS
 from launch.restart import Backoff, Restarts
-from protocol.errors import CheckpointError, DaemonAbsent, DaemonDied, InsufficientMemory
+from protocol.config import Deadlines
+from protocol.errors import (
+    CheckpointError,
+    DaemonAbsent,
+    DaemonDied,
+    InsufficientMemory,
+    NotTheDriver,
+)
 
 TIMES = Restarts(first=0.1, factor=2.0, longest=1.0, patience=6, rarely=60.0, healthy=10.0)
 DIED = DaemonDied("it died")
@@ -48,3 +56,11 @@ def test_a_service_that_does_not_come_is_tried_rarely_at_once():
     backoff = Backoff(TIMES)
     assert backoff.failed(0.0, DaemonAbsent("nobody there")) == TIMES.rarely
     assert backoff.is_left_off
+
+
+def test_a_supervisor_outlasts_the_lease_of_one_that_has_just_ended_before_it_gives_up():
+    backoff, now = Backoff(FAR_RESTARTS), 0.0
+    while not backoff.is_left_off:
+        delay = backoff.failed(now, NotTheDriver("another supervisor drives this daemon"))
+        now += 0.0 if backoff.is_left_off else delay
+    assert now > Deadlines().lease
