@@ -5,15 +5,18 @@ why nothing is answered.
 """
 
 import struct
+import time
 from typing import Final
 
 import zmq
 
 from protocol.errors import DaemonError, PermissionRefused, Unavailable
+from protocol.link_settings import NETWORK_HANDSHAKE_MILLISECONDS
 from protocol.sockets import Socket
 
 WATCHED: Final = int(
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -22,7 +25,8 @@ WATCHED: Final = int(
 )
 READABLE: Final = int(zmq.POLLIN)
 EVENT: Final = struct.Struct("=HI")
-HANDSHAKES: Final = 3  # that fail in a row before it is said
+HANDSHAKES: Final = 3  # that fail promptly and in a row before it is said
+PROMPT_SECONDS: Final = NETWORK_HANDSHAKE_MILLISECONDS / 2000
 MAX_BATCH: Final = 1000  # ZeroMQ keeps no more
 
 
@@ -34,6 +38,7 @@ class Monitor:
         self._peer = peer
         self._trouble: DaemonError | None = Unavailable(f"{peer}: no connection yet")
         self._failed = 0  # handshakes in a row
+        self._connected_at = 0.0  # as far as it is known here
         self.broken: DaemonError | None = None  # a connection that was lost, or never will be
         self._events: Socket | None = socket.get_monitor_socket(WATCHED)
 
@@ -61,14 +66,17 @@ class Monitor:
             events.close(linger=0)
 
     def _take(self, event: int) -> None:
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        if event == zmq.EVENT_CONNECTED:
+            self._connected_at = time.monotonic()
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._trouble, self._failed = None, 0
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._refuse(f"{self._peer} does not admit this process's key")
         elif event in (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
-            # Without a reason once may be an accident: a daemon that just ends, or is too busy.
-            # Another mechanism is none, and ZeroMQ does not try again then.
-            self._failed += 1
+            # One that takes its time fails for another reason: the daemon loads, or computes. Once
+            # may be an accident, but not another mechanism: ZeroMQ does not try again then.
+            prompt = time.monotonic() - self._connected_at < PROMPT_SECONDS
+            self._failed = self._failed + 1 if prompt else 0
             if self._failed == HANDSHAKES or event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 self._refuse(
                     f"{self._peer}: no handshake; it has another key than this process was told, "

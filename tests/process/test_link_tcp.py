@@ -7,6 +7,8 @@ import zmq
 from support.keys import PAIRS, keyring, stranger, write_keys
 from support.waiting import until
 
+from protocol import monitor as monitor_module
+from protocol import sockets as sockets_module
 from protocol.addresses import TcpAddress, parse_tcp
 from protocol.client import Poller
 from protocol.codec import MAX_MESSAGE_BYTES, encode
@@ -149,6 +151,35 @@ def test_a_client_with_keys_does_not_talk_to_a_daemon_without():
     with listening() as server, linked(server, keyring("supervisor")) as (poller, link):
         link.send(HELLO)
         assert "only one of the two" in str(trouble(poller, link, server, PermissionRefused))
+
+
+def test_a_daemon_that_loads_for_longer_than_handshakes_take_is_not_taken_for_a_stranger(
+    monkeypatch,
+):
+    monkeypatch.setitem(sockets_module._NETWORK, zmq.HANDSHAKE_IVL, 300)
+    monkeypatch.setattr(monitor_module, "PROMPT_SECONDS", 0.15)
+    failed = []
+    take = monitor_module.Monitor._take
+
+    def count(monitor, event):
+        failed.append(event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+        take(monitor, event)
+
+    monkeypatch.setattr(monitor_module.Monitor, "_take", count)
+    with (
+        listening(keyring("target")) as server,
+        linked(server, keyring("supervisor")) as (poller, link),
+    ):
+        link.send(HELLO)
+
+        def loading():  # nobody looks at the server's sockets meanwhile
+            poller.poll(0.02)
+            assert not isinstance(link.trouble, PermissionRefused)
+            return sum(failed) > monitor_module.HANDSHAKES
+
+        until(loading, seconds=20, what="handshakes that were not answered")
+        assert received(poller, server).message == HELLO
+        assert link.trouble is None
 
 
 def test_a_good_peer_is_served_beside_those_that_are_refused():
