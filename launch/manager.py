@@ -1,11 +1,15 @@
 """What a supervisor tells the service manager: how far it is, when it serves, and that it lives."""
 
 from collections.abc import Callable
+from typing import Final
 
 from launch.plan import Loading
 from launch.supervisor import Supervisor
 from protocol.messages import StatusReport
 from protocol.notify import Notifier
+
+# Stages that nothing comes to again and again, as one that is not there is looked for.
+FURTHER: Final = ("pairing", "ready")
 
 
 class Managed:
@@ -20,11 +24,14 @@ class Managed:
         self._changed = False
 
     def on_loading(self, step: Loading) -> None:
-        """A daemon has come a step further, or was lost."""
+        """A daemon has come a step further, or was lost; only a step further asks for more time."""
         self._changed = True
-        if not self._is_ready:
-            count = f" {step.done} of {step.total}" if step.total else ""
-            self._notifier.loading(f"{step.role}: {step.stage}{count}")
+        if self._is_ready:
+            return
+        count = f" {step.done} of {step.total}" if step.total else ""
+        is_further = bool(step.total) or step.stage in FURTHER
+        tell = self._notifier.loading if is_further else self._notifier.status
+        tell(f"{step.role}: {step.stage}{count}")
 
     def run(self, supervisor: Supervisor, stopping: Callable[[], bool]) -> None:
         """Serve until `stopping`: ready at first, then signs of life from each turn."""

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from protocol.config import Deadlines
+
 Lines = tuple[str, ...]
 Section = Mapping[str, Lines]
 
@@ -35,6 +37,16 @@ class Choice:
     user: bool = False
     gpu: bool = False
 
+
+_LIMITS: Final = Deadlines()
+_LONGEST: Final = {
+    "target": max(_LIMITS.open, _LIMITS.prefill, _LIMITS.replay, _LIMITS.verify, _LIMITS.close),
+    "draft": max(_LIMITS.open, _LIMITS.pair, _LIMITS.ingest, _LIMITS.propose, _LIMITS.close),
+    "supervisor": _LIMITS.hello,  # which waits for nobody, and has its loop for itself
+}
+# Seconds without a sign of life, which is given between two calls: what is still within its
+# deadline is not taken for hanging.
+WATCHDOG: Final = {role: round(1.25 * longest) for role, longest in _LONGEST.items()}
 
 # What all of them have, and what can be had without privileges too.
 _COMMON: Final[Lines] = (
@@ -143,14 +155,11 @@ def _group(choice: Choice) -> Section:
 
 
 def _daemon(choice: Choice, role: str) -> Section:
-    # A loop that hangs with a lock of the kernel is found out by nothing else: longer than any
-    # call of it takes, which is about 0.25 s of computing.
-    watchdog = {"target": "60", "draft": "30"}[role]
     return {
         "Unit": (f"Description=DFlash {role} daemon (%i)", *_grouped(), *_devices_first(choice)),
         "Service": (
             f"ExecStart={_command(choice, role)}",
-            f"WatchdogSec={watchdog}",
+            f"WatchdogSec={WATCHDOG[role]}",
             "TimeoutStopSec=30",
             "OOMPolicy=kill",
             *(("OOMScoreAdjust=200",) if role == "draft" else ()),
@@ -173,7 +182,7 @@ def _supervisor(choice: Choice) -> Section:
         ),
         "Service": (
             f"ExecStart={_command(choice, 'supervisor')} --attach",
-            "WatchdogSec=30",
+            f"WatchdogSec={WATCHDOG['supervisor']}",
             "TimeoutStopSec=90",
             "OOMPolicy=kill",
             *_COMMON,
@@ -195,7 +204,7 @@ def _single(choice: Choice) -> Section:
         ),
         "Service": (
             f"ExecStart={_command(choice, 'supervisor')}",
-            "WatchdogSec=30",
+            f"WatchdogSec={WATCHDOG['supervisor']}",
             "TimeoutStopSec=90",
             "# A daemon that the kernel ends for want of memory is started again.",
             "OOMPolicy=continue",

@@ -64,7 +64,7 @@ def test_the_three_units_start_in_order_outlive_each_others_end_and_stop_in_orde
         assert text
 
         _kill_each(systemd, text)
-        _hang_the_draft(systemd, text)
+        _hang(systemd, DRAFT, text)
         _stop_in_order(systemd)
         said = [systemd.console, *map(systemd.log, ALL)]
         assert [each for each in said if PROMPT in each or text.strip() in each] == []
@@ -82,13 +82,16 @@ def _kill_each(systemd, text):
         assert generate(systemd, *ASK) == text
 
 
-def _hang_the_draft(systemd, text):
+def _hang(systemd, hanging, text):
     """Its loop stands: no sign of life, so that the manager ends it and starts it again."""
-    target, draft, supervisor = _pids(systemd)
-    systemd.kill(DRAFT, "SIGSTOP")
-    _await_other_process(systemd, DRAFT, draft)
+    before = dict(zip(ALL, _pids(systemd), strict=True))
+    systemd.kill(hanging, "SIGSTOP")
+    _await_other_process(systemd, hanging, before[hanging])
+    ends = systemd.run("cat", f"/run/log/{hanging}.ends").stdout.split()
+    assert ends[-1] == "watchdog"
     _await_status(systemd, SUPERVISOR, SPECULATIVE)
-    assert (systemd.main_pid(TARGET), systemd.main_pid(SUPERVISOR)) == (target, supervisor)
+    after = dict(zip(ALL, _pids(systemd), strict=True))
+    assert {each for each in ALL if before[each] != after[each]} == {hanging}
     assert generate(systemd, *ASK) == text
 
 
@@ -102,6 +105,16 @@ def _stop_in_order(systemd):
     ended = [int(systemd.show(name, "InactiveEnterTimestampMonotonic")) for name in ALL]
     assert ended[2] <= min(ended[:2])
     assert systemd.run("ls", "/run/dflash").stdout == ""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("hanging", [TARGET, SUPERVISOR])
+def test_one_that_hangs_is_ended_by_its_watchdog_and_the_others_go_on(place, hanging):
+    with unit_world(place, WATCHDOG) as systemd:
+        systemd.control("start", "--no-block", SUPERVISOR)
+        await_state(systemd, SUPERVISOR, "active", seconds=120)
+        _await_status(systemd, SUPERVISOR, SPECULATIVE)
+        _hang(systemd, hanging, generate(systemd, *ASK))
 
 
 @pytest.mark.soak

@@ -26,6 +26,7 @@ Environment=OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 StandardOutput=append:/run/log/%n.log
 StandardError=append:/run/log/%n.log
 RestartSec=200ms
+ExecStopPost=+/bin/sh -c 'echo $SERVICE_RESULT >> /run/log/%n.ends'
 """
 
 SETTINGS = f"""

@@ -13,6 +13,7 @@ from launch import cli, unit_check
 from launch.unit_check import MOST_EXPOSED, check
 from launch.unit_files import DRAFT, GROUP, SINGLE, SUPERVISOR, TARGET, Choice, unit_files
 from launch.unit_install import choose, default_base, install, plan
+from protocol.config import Deadlines
 from protocol.errors import ConfigError, Unavailable
 
 PROGRAM = Path("/usr/bin/env")  # of a system that has the command installed it is /opt/...
@@ -110,6 +111,13 @@ def test_all_services_of_the_system_meet_in_one_private_folder_and_a_users_where
         assert "RuntimeDirectoryMode=0700" in lines
         assert "RuntimeDirectoryPreserve=yes" in lines  # one that stops leaves it to the others
         assert not any("RuntimeDirectory" in line or "DFLASH_RUNTIME" in line for line in users)
+
+
+def test_no_call_within_its_deadline_is_taken_for_hanging():
+    limits = Deadlines()
+    [target], [draft] = (_values(_unit(name), "WatchdogSec") for name in (TARGET, DRAFT))
+    assert int(target) > max(limits.prefill, limits.replay, limits.verify)
+    assert int(draft) > max(limits.pair, limits.ingest, limits.propose)
 
 
 def test_only_what_computes_may_run_what_it_has_written():
