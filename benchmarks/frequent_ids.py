@@ -48,7 +48,7 @@ TOPICS = (
     "cities", "winter", "probability", "a hospital", "painting", "elections", "gardens",
     "electricity", "friendship", "rice", "space travel",
 )  # fmt: skip
-BATCH, TOKENS = 48, 160
+BATCH, TOKENS = 32, 128
 
 
 def prompts(seed: int) -> Iterator[str]:
@@ -58,8 +58,8 @@ def prompts(seed: int) -> Iterator[str]:
     return itertools.cycle(kind.format(topic) for kind, topic in pairs)
 
 
-def written(model_path: Path, batches: int, seed: int) -> Counter[int]:
-    """Counts of the ids in what the model writes."""
+def written(model_path: Path, batches: int, seed: int) -> Iterator[Counter[int]]:
+    """Counts of the ids in what the model writes, after each batch."""
     tokenizer, template = load_text_side(model_path)
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
     torch.manual_seed(seed)
@@ -84,7 +84,7 @@ def written(model_path: Path, batches: int, seed: int) -> Counter[int]:
             end = next((at for at, token in enumerate(row) if token in stops), len(row))
             counts.update(row[: end + 1])
         print(f"batch {number + 1}: {counts.total()} tokens, {len(counts)} different", flush=True)
-    return counts
+        yield counts
 
 
 def ordered(counts: Counter[int], vocab_size: int, stops: Sequence[int]) -> list[int]:
@@ -105,10 +105,9 @@ def main(arguments: Sequence[str]) -> int:
     model = resolve_model(options.model, home=default_home(os.environ))
     tokenizer, _ = load_text_side(model.path)
     size = json.loads((model.path / "config.json").read_text())["vocab_size"]
-    counts = written(model.path, options.batches, options.seed)
-    ids = ordered(counts, size, sorted(tokenizer.eos_ids))[: options.keep]
-    options.out.write_text(json.dumps(ids, separators=(",", ":")) + "\n")
-    print(f"{options.out}: {len(ids)} ids, {len(counts)} of them seen in {counts.total()} tokens")
+    for counts in written(model.path, options.batches, options.seed):
+        ids = ordered(counts, size, sorted(tokenizer.eos_ids))[: options.keep]
+        options.out.write_text(json.dumps(ids, separators=(",", ":")) + "\n")
     return 0
 
 

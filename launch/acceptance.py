@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-PRIOR: Final = 0.7  # of the first slot of a draft that nothing is known of
+PRIOR: Final = 0.5  # of the first slot of a draft that nothing is known of
 PRIOR_COUNT: Final = 2.0  # rounds that this counts for, and the rate of the slot before for others
 HORIZON: Final = 64.0  # rounds, after which an outcome counts for less than 40 %
 RECENT: Final = 0.85  # what a round's surprise is still worth in the next one

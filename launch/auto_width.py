@@ -1,6 +1,6 @@
 """The width that emits the most tokens a second, learned while decoding. Pure."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from launch.acceptance import Acceptance
@@ -21,6 +21,7 @@ class Experience:
 
     costs: Costs = field(default_factory=Costs)
     acceptance: Acceptance = field(default_factory=Acceptance)
+    probes: Probes = field(default_factory=Probes)  # as the last request left them
 
     def policy(self, block_width: int) -> WidthPolicy:
         """The policy of a new request: `block_width` rows, or AUTO."""
@@ -48,10 +49,11 @@ class AutoWidth:
 
     def __init__(self, experience: Experience) -> None:
         self._costs = experience.costs
+        self._experience = experience
         self._shared = experience.acceptance
         self._own = experience.acceptance.copy()
         self._own.fade(OTHER_TEXT)
-        self._probes = Probes()
+        self._probes = replace(experience.probes, trial=False)
         self._probing = False
         self._first = True  # whether the last probe follows none that has paid
         self._shadow: Shadow | None = None
@@ -72,8 +74,9 @@ class AutoWidth:
             return ALONE  # nothing can be compared with a step whose price is not known
         width = self._best(widest)
         if width != self._width:
+            if self._width:
+                self._probes.start_over()
             self._width = width
-            self._probes.start_over()
         self._probing = width < widest and self._probes.is_due
         if self._probing:
             return Choice(widest, 1 if width == 1 and not self._probes.is_whole else widest)
@@ -98,6 +101,7 @@ class AutoWidth:
             if self._probing:
                 self._judge(outcome.accepted + 1)
         self._probing = False
+        self._experience.probes = self._probes
 
     def reason(self) -> str:
         if self._alone <= self._drafted:
@@ -153,7 +157,7 @@ class AutoWidth:
         """A probe brought so many tokens, or would have."""
         if self._pays(tokens):
             self._probes.trial = True
-            if self._first:
+            if not self._first:  # two in a row are no luck
                 self._own.fade(OLD)
                 self._own.note(tokens - 1, tokens - 1)
             return

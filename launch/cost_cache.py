@@ -16,6 +16,7 @@ from msgspec import Meta
 from launch.auto_width import Experience
 from launch.events import Role
 from launch.plan import Plan
+from launch.probes import FIRST, Probes
 from launch.store import default_home
 from launch.whole_file import write_whole
 from protocol.messages import DraftHello, TargetHello
@@ -31,6 +32,7 @@ Times = Annotated[int, Meta(ge=1)]
 Cells = Annotated[list[tuple[Bucket, Rows, Seconds, Times]], Meta(max_length=4096)]
 Part = Annotated[float, Meta(ge=0.0, le=1e6)]
 Slots = Annotated[list[Part], Meta(min_length=1, max_length=1024)]
+Rounds = Annotated[int, Meta(ge=0, le=1 << 31)]
 Key = dict[str, str]
 
 
@@ -45,6 +47,8 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     hand_over: dict[Role, Part]
     right: Slots
     seen: Slots
+    since: Rounds  # see launch.probes
+    interval: Rounds
 
 
 def key_of(plan: Plan, target: TargetHello, draft: DraftHello) -> Key:
@@ -92,6 +96,8 @@ class CostCache:
             hand_over=costs.hand_overs,
             right=right,
             seen=seen,
+            since=experience.probes.since,
+            interval=experience.probes.interval,
         )
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -111,6 +117,7 @@ def _experience(found: Remembered) -> Experience:
     costs.ingest.restore(found.ingest)
     for role, seconds in found.hand_over.items():
         costs.note_hand_over(role, seconds)
-    if min(found.seen) > 0 or len(found.seen) > 1:
+    if found.seen[0] > 0:  # what the first slot's rate is divided by
         experience.acceptance.restore(found.right, found.seen)
+    experience.probes = Probes(since=found.since, interval=max(FIRST, found.interval))
     return experience

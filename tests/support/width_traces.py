@@ -5,11 +5,15 @@ right, so that any sequence of widths can be played on it exactly; and seconds b
 """
 
 import itertools
+import json
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from launch.auto_width import Experience
 from launch.policy import AUTO, Outcome, Situation
+
+FOLDER = Path(__file__).parents[1] / "data" / "width_traces"
 
 
 @dataclass(frozen=True)
@@ -106,3 +110,19 @@ def made_text(rates, block_size, seed):
         run = itertools.takewhile(bool, easy[p + 1 : p + block_size])
         found.append(sum(1 for _ in run))
     return tuple(found)
+
+
+def recorded():
+    """The recorded traces, by name; each states how its two parts were made."""
+    return [_read(path) for path in sorted(FOLDER.glob("*.json"))]
+
+
+def _read(path) -> Trace:
+    raw = json.loads(path.read_text())
+    prices = Prices(
+        **{
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in raw["prices"].items()
+        }
+    )
+    return Trace(raw["name"], raw["block_size"], prices, tuple(map(tuple, raw["right"])))

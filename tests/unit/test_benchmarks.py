@@ -13,7 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
 import decode  # noqa: E402
+import draft_vocab  # noqa: E402
 import peers  # noqa: E402
+import record_widths  # noqa: E402
 import spinning  # noqa: E402
 from measuring import machine  # noqa: E402
 from measuring.figures import (  # noqa: E402
@@ -184,3 +186,10 @@ def test_a_spin_setting_is_what_daemons_inherit_and_nothing_else(monkeypatch):
         assert "OMP_WAIT_POLICY" not in os.environ
     assert os.environ["OMP_WAIT_POLICY"] == "active"
     assert "GOMP_SPINCOUNT" not in os.environ
+
+
+def test_a_recorded_block_is_right_up_to_its_first_wrong_id():
+    emitted = [5, 6, 7, 8]
+    texts = [record_widths.right(emitted, [(6, 7, 9), (7, 8, 1), (1, 1, 1)])]
+    assert texts == [[2, 2, 0]]
+    assert draft_vocab.tokens_a_round(texts) == 3.0

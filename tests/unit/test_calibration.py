@@ -9,6 +9,7 @@ from launch.cost_cache import CostCache
 from launch.costs import Costs
 from launch.events import DraftFacts, TargetFacts
 from launch.policy import Outcome, Situation
+from launch.probes import Probes
 from launch.statistics import Clock, Tally, statistics
 from protocol.messages import Finished, Piece, Progress, Refused
 
@@ -128,6 +129,7 @@ def test_a_pair_is_swept_once_and_remembered_by_the_next_process(tmp_path):
     assert office.calibration.begin(KEY, TARGET, DRAFT) is experience
     experience.acceptance.note(3, 7)
     experience.costs.note_hand_over("target", 0.25)
+    experience.probes = Probes(since=3, interval=64)
     office.calibration.end()
 
     again = Office(tmp_path / "costs")
@@ -135,6 +137,7 @@ def test_a_pair_is_swept_once_and_remembered_by_the_next_process(tmp_path):
     assert again.asked == []
     assert found.costs.rounds([1.0] * 8, 64) == experience.costs.rounds([1.0] * 8, 64)
     assert found.acceptance.counts == experience.acceptance.counts
+    assert found.probes == experience.probes
     assert len(list((tmp_path / "costs").iterdir())) == 1
 
 
