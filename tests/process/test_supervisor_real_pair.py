@@ -8,6 +8,8 @@ from support.supervised import Client, plan_for
 from support.tiny_pair import write_pair
 
 from launch.supervisor import Supervisor
+from launch.token_ids import pack_ids
+from protocol.messages import Submit
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
@@ -77,6 +79,28 @@ def test_a_request_goes_on_where_another_left_its_state(pair, alone):
     client = Client(pair, 2).submit(LONG, 60, base_pos=len(LONG)).finish()
     assert client.tokens == alone[tuple(LONG)]
     assert client.finished.statistics.num_kept_tokens == 192  # up to a boundary of chunks
+
+
+def test_a_stop_inside_a_block_leaves_the_daemons_where_the_text_ends(pair, alone):
+    """Hints make blocks of six tokens; the ninth ends the text, and the next request goes on."""
+    text, seen = alone[tuple(LONG)], []
+
+    def find_stop(ids):
+        left = 9 - len(seen)
+        seen.extend(ids)
+        return left if left <= len(ids) else None
+
+    ended = Client(pair, 1)
+    hints = tuple(enumerate(text))
+    asked = {"request": 1, "prompt": pack_ids(LONG), "max_tokens": 60, "hints": hints}
+    pair.submit(Submit(**asked, retain=True), ended._take, find_stop)
+    ended.finish()
+    assert ended.tokens == text[:9]
+    assert len(seen) > 9  # the block went on behind the end
+    known = [*LONG, *text[:9]]
+    on = Client(pair, 2).submit(known, 40, base_pos=len(known)).finish()
+    assert on.tokens == text[9:49]
+    assert on.finished.statistics.num_kept_tokens == 256  # of 258, up to a boundary of chunks
 
 
 def test_a_draft_that_agrees_with_nothing_is_called_a_wrong_pair(folders, alone):
