@@ -8,6 +8,7 @@ from protocol.errors import DaemonError, InternalError, OutOfMemory
 from protocol.messages import Failed, Item, ItemFailed, LinkMessage
 
 MAX_DETAIL: Final = 4096
+OUT_OF_MEMORY: Final = "out of memory"  # as a GPU's allocator words it, in a RuntimeError
 
 Request = TypeVar("Request", bound=LinkMessage)
 I = TypeVar("I", bound=Item)  # noqa: E741 -- an item, beside its result R
@@ -51,7 +52,7 @@ def typed(error: Exception, doing: str) -> DaemonError:
         log.info("%s refused: %s: %s", doing, error.code, error)
         return error
     log.error("%s failed", doing, exc_info=error)
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or OUT_OF_MEMORY in str(error).lower():
         return OutOfMemory(f"{doing}: an allocation failed")
     return InternalError(f"{doing} failed; the daemon's log says why")
 

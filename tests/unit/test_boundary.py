@@ -41,8 +41,11 @@ def test_a_defect_in_one_sequence_does_not_lose_what_others_committed(caplog):
     assert "secret internals" in caplog.text  # with its traceback, in the log
 
 
-def test_a_failed_allocation_is_out_of_memory_not_a_defect():
-    assert each(ITEMS, failing(MemoryError()))[1].code == "out_of_memory"
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")]
+)
+def test_a_failed_allocation_is_out_of_memory_not_a_defect(error):
+    assert each(ITEMS, failing(error))[1].code == "out_of_memory"
 
 
 def test_a_message_is_answered_with_what_the_daemon_returns():
