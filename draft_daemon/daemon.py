@@ -165,7 +165,7 @@ class DraftDaemon:
         address = message.address if transport.maps else config.target_address or message.address
         return transport.reach(
             address,
-            Terms(keyring(config, "draft"), Deadlines().pull),
+            Terms(keyring(config, "draft", connects=address), Deadlines().pull),
             nonce=message.ring_nonce,
             life=message.target_life,
             shape=shape,

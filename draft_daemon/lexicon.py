@@ -57,6 +57,12 @@ class Asked:
                 "--draft-vocab is for a head that the draft has; with --draft-head target it is "
                 "the target that scores"
             )
+        scale = target.facts.embedding_scale
+        if scale != 1.0:
+            raise UnsupportedModel(
+                f"--draft-head target: this target scales its embeddings by {scale:g}, and a draft "
+                "reads them unscaled: load them from the target's checkpoint on the draft's host"
+            )
         self._target = target
         self._dtype, self._device = draft.network.dtype, draft.network.device
         self._scale = draft.config.embedding_scale

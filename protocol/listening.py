@@ -38,10 +38,14 @@ def network(config: TargetConfig | DraftConfig, link: LinkName) -> Network:
     return Network(parse_tcp(config.listen, listens=True), keyring(config, link))
 
 
-def keyring(config: TargetConfig | DraftConfig, role: Role) -> Keyring | None:
-    """The keys of a daemon; None where it uses none: no folder is named, and no other host met."""
-    places = (config.listen, getattr(config, "target_address", ""))
-    return keyring_for(role, config.keys, places, os.environ)
+def keyring(
+    config: TargetConfig | DraftConfig, role: Role, *, connects: str = ""
+) -> Keyring | None:
+    """The keys of a daemon; None where it uses none: no folder is named, and no other host met.
+
+    `connects` is an address that it connects to.
+    """
+    return keyring_for(role, config.keys, (config.listen, connects), os.environ)
 
 
 def listen(context: Context, place: Path | Network, link: LinkName) -> tuple[Socket, Gate | None]:

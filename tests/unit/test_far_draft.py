@@ -88,6 +88,12 @@ def test_a_head_that_needs_logits_is_refused_by_name(pair):
         Asked(draft, pair.guest())
 
 
+def test_a_target_that_scales_its_embeddings_cannot_be_asked_for_them(pair):
+    pair.target.embedding_scale = 2.0
+    with pytest.raises(UnsupportedModel, match="this target scales its embeddings by 2"):
+        Asked(pair.loaded, pair.guest())
+
+
 def test_settings_that_do_not_fit_the_transport_are_refused(pair):
     with pytest.raises(ConfigError, match="for a target on another host; local shares"):
         pair.lexicon(pair.guest(LOCAL), transport="local", draft_head="target")
