@@ -135,24 +135,35 @@ def test_ctrl_c_at_a_client_cancels_its_request_and_leaves_the_text_so_far(pair)
         assert _status().requests == ()
 
 
+def _check_text(report):
+    """What was cancelled is the beginning of the text that a run of its own has."""
+    tokens = len(report.token_ids)
+    words = ("--json", "--max-tokens", str(tokens), "--ignore-eos", PROMPT)
+    again = msgspec.json.decode(_run("generate", "--connect", *words).out, type=Report)
+    assert report.token_ids == again.token_ids
+    assert (report.finish_reason, report.faults.num_replay_mismatches) == ("cancelled", 0)
+
+
+def _running():
+    """How many tokens each request has come to."""
+    return [one.completion_tokens for one in _status().requests]
+
+
 def test_parking_pauses_a_request_of_our_own_daemons_and_changes_no_token(pair):
-    words = ("generate", "--connect", "--json", "--max-tokens", "400", "--ignore-eos", PROMPT)
     with supervisor(pair):
         until(lambda: _status().mode == "speculative", seconds=60)
-        with started(*words) as client:
-            until(
-                lambda: [one.completion_tokens > 3 for one in _status().requests] == [True],
-                seconds=30,
-            )
+        with started("generate", "--connect", "--json", *LONG, PROMPT) as client:
+            until(lambda: any(tokens > 3 for tokens in _running()), seconds=30)
             assert _run("park", "target", "--now").out == "the target is parked\n"
             status = _status()
             assert (status.target.stage, status.target.pid) == ("parked", None)
             assert [one.phase for one in status.requests] == ["paused"]
+            (before,) = _running()
             assert _run("unpark", "target").out == "the target runs\n"
+            until(lambda: _running()[0] > before, seconds=60)
+            assert _run("cancel", "1").code == 0
             report = msgspec.json.decode(client.stdout.read(), type=Report)
-        assert report.faults.num_replay_mismatches == 0
-        again = msgspec.json.decode(_run(*words).out, type=Report)
-    assert report.token_ids == again.token_ids
+        _check_text(report)
 
 
 def test_a_draft_with_other_taps_takes_over_from_our_own_daemons_and_changes_no_token(
@@ -161,23 +172,20 @@ def test_a_draft_with_other_taps_takes_over_from_our_own_daemons_and_changes_no_
     other = shutil.copytree(pair[1], tmp_path / "other")
     config = json.loads((other / "config.json").read_text())["dflash_config"]
     edit_json(other / "config.json", dflash_config=config | {"target_layer_ids": [0, 1, 3]})
-    words = ("generate", "--connect", "--json", "--max-tokens", "400", "--ignore-eos", PROMPT)
     with supervisor(pair):
         until(lambda: _status().mode == "speculative", seconds=60)
-        with started(*words) as client:
-            until(
-                lambda: [one.completion_tokens > 3 for one in _status().requests] == [True],
-                seconds=30,
-            )
+        with started("generate", "--connect", "--json", *LONG, PROMPT) as client:
+            until(lambda: any(tokens > 3 for tokens in _running()), seconds=30)
             outcome = _run("draft", "swap", str(other))
             assert (outcome.code, outcome.out) == (0, f"the draft is {other} now\n")
+            status = _status()
+            assert (status.mode, status.target_facts.taps) == ("speculative", (0, 1, 3))
+            (before,) = _running()
+            until(lambda: _running()[0] > before, seconds=60)
+            assert _run("cancel", "1").code == 0
             report = msgspec.json.decode(client.stdout.read(), type=Report)
-        again = msgspec.json.decode(_run(*words).out, type=Report)
-        status = _status()
+        _check_text(report)
         refused = _run("draft", "swap", str(tmp_path))
-    assert report.token_ids == again.token_ids
-    assert report.faults.num_replay_mismatches == 0
-    assert (status.mode, status.target_facts.taps) == ("speculative", (0, 1, 3))
     assert refused.code == exit_codes.CONFIG
     assert "no config.json" in refused.err
 
