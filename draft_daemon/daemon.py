@@ -22,6 +22,7 @@ from protocol.errors import ProtocolError, StaleMessage
 from protocol.feature_ring import RingShape
 from protocol.listening import keyring
 from protocol.messages import (
+    MAX_TOP_K,
     WIRE_VERSION,
     Close,
     Closed,
@@ -116,6 +117,7 @@ class DraftDaemon:
             block_size=facts.block_size,
             sample_from_anchor=facts.sample_from_anchor,
             context_window=config.context_window,
+            top_k=MAX_TOP_K,
             slots=config.slots,
             load_seconds=self._load_seconds,
             weight_bytes=self._draft.weight_bytes,

@@ -6,7 +6,7 @@ again at the same position is always possible, since block rows never become con
 
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from draft_daemon.lexicon import Lexicon
 from protocol.codec import pack_tokens
 from protocol.errors import Overloaded, PositionMismatch, UnknownSequence, UsageError
 from protocol.messages import (
+    LEAST_LOGPROB,
+    MAX_ALTERNATIVES,
     ClosedItem,
     CloseItem,
     IngestedItem,
@@ -86,7 +88,9 @@ class Engine:
         """Run one whole block and one ingest piece on zeros, before any sequence is open."""
         features = torch.zeros(self._piece, self._config.feature_width)
         self._context.write(0, 0, *self._network.project_context(features, 0))
-        self._block(_Sequence(0, self._piece), self._piece, 0, self._config.max_proposals + 1)
+        whole = self._config.max_proposals + 1
+        hidden, _ = self._block(_Sequence(0, self._piece), self._piece, 0, whole)
+        self._lexicon.best(hidden)
         self._context.reset(0)
 
     @torch.inference_mode()
@@ -154,7 +158,7 @@ class Engine:
 
     @torch.inference_mode()
     def propose(self, item: ProposeItem) -> ProposedItem:
-        """Ingest the new rows, then run one block and choose an id for each slot."""
+        """Ingest the new rows, then run one block and choose an id, or some, for each slot."""
         began, moved = perf_counter(), self._guest.moved_bytes
         state = self._find(item.sequence)
         if item.width - 1 > self._config.max_proposals:
@@ -166,15 +170,17 @@ class Engine:
             raise UsageError(
                 f"{len(item.temperatures)} temperatures for {item.width - 1} tokens wanted"
             )
+        if (item.width - 1) * item.top_k > MAX_ALTERNATIVES:
+            raise UsageError(
+                f"{item.top_k} ids at {item.width - 1} slots; {MAX_ALTERNATIVES} fit an answer"
+            )
         self._ingest(item.sequence, state, item.base_pos)
         ingested = perf_counter()
-        tokens, rows = self._block(
-            state, item.base_pos, item.pending, item.width, item.temperatures
-        )
+        hidden, rows = self._block(state, item.base_pos, item.pending, item.width)
         return ProposedItem(
             sequence=item.sequence,
             round=item.round,
-            tokens=tokens,
+            **self._answer(state, hidden, item),
             context_rows=rows,
             draft_seconds=perf_counter() - ingested,
             ingest_seconds=ingested - began,
@@ -219,15 +225,8 @@ class Engine:
             at = state.ingested = end
         return first
 
-    def _block(
-        self,
-        state: _Sequence,
-        base: int,
-        pending: int,
-        width: int,
-        temperatures: tuple[float, ...] = (),
-    ) -> tuple[bytes, int]:
-        """Ids (int32 bytes) for the ``width - 1`` positions after `pending`, and context rows."""
+    def _block(self, state: _Sequence, base: int, pending: int, width: int) -> tuple[Tensor, int]:
+        """Hidden rows of the ``width - 1`` positions after `pending`, and the rows of context."""
         anchored = self._config.sample_from_anchor
         rows = width - 1 if anchored else width
         block = torch.full((rows,), self._config.mask_token_id, dtype=torch.int64)
@@ -235,10 +234,18 @@ class Engine:
         embedded = self._lexicon.embed(block)
         view = self._context.view(state.slot, base, rows, state.window)
         hidden = self._network.block(embedded, view)
-        if not anchored:
-            hidden = hidden[1:]
-        if temperatures:
-            ids = self._lexicon.drawn(hidden, base + 1, state.sampling, temperatures)
-        else:
-            ids = self._lexicon.best(hidden)
-        return pack_tokens(ids), view.context_rows
+        return (hidden if anchored else hidden[1:]), view.context_rows
+
+    def _answer(self, state: _Sequence, hidden: Tensor, item: ProposeItem) -> dict[str, Any]:
+        """The part of ProposedItem that says what each slot may hold."""
+        noise = (item.base_pos + 1, state.sampling, item.temperatures)
+        if not item.top_k:
+            drawn = item.temperatures
+            ids = self._lexicon.drawn(hidden, *noise) if drawn else self._lexicon.best(hidden)
+            return {"tokens": pack_tokens(ids)}
+        few, logprobs = self._lexicon.likeliest(hidden, item.top_k, *noise)
+        return {
+            "tokens": pack_tokens(few[:, 0].tolist()),
+            "top_ids": pack_tokens(few.flatten().tolist()),
+            "top_logprobs": tuple(logprobs.clamp(LEAST_LOGPROB, 0.0).flatten().tolist()),
+        }

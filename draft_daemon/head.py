@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from draft_daemon.checkpoint import LoadedDraft
+from draft_daemon.likeliest import likeliest, with_noise
 from protocol.choice import best_ids, choose
 from protocol.errors import DraftMismatch, UsageError
 from protocol.kernels.linear import Linear, adopt
@@ -80,16 +81,37 @@ class Borrowed:
         self, hidden: Tensor, position: int, sampling: Sampling, temperatures: Sequence[float]
     ) -> tuple[int, ...]:
         """An id for each row of `hidden` [n, hidden]; see `Lexicon.drawn`."""
-        logits = self._head(hidden.to(self._head.weight.dtype)).float() * self._logit_scale
-        if self._cap:
-            logits = self._cap * torch.tanh(logits / self._cap)
-        if self._target_ids is not None:  # the noise belongs to the target's ids
-            whole = logits.new_full((logits.shape[0], self._vocab), -torch.inf)
-            logits = whole.index_copy_(1, self._target_ids.to(logits.device), logits)
+        logits = self._target_scores(hidden)
         return tuple(
             int(choose(row[None], position + index, replace(sampling, temperature=part), NOWHERE))
             for index, (row, part) in enumerate(zip(logits, temperatures, strict=True))
         )
+
+    def likeliest(
+        self,
+        hidden: Tensor,
+        count: int,
+        position: int,
+        sampling: Sampling,
+        temperatures: Sequence[float],
+    ) -> tuple[Tensor, Tensor]:
+        """Ids [n, count] and log-probabilities for each row; see `Lexicon.likeliest`."""
+        scores = self._target_scores(hidden)
+        if not any(temperatures):
+            return likeliest(scores, count)
+        return with_noise(scores, count, position, sampling, temperatures)
+
+    def _target_scores(self, hidden: Tensor) -> Tensor:
+        """Logits [n, vocab] as the target would make them: by its ids, with its scale and cap."""
+        logits = self._head(hidden.to(self._head.weight.dtype)).float()
+        if self._logit_scale != 1.0:
+            logits = logits * self._logit_scale
+        if self._cap:
+            logits = self._cap * torch.tanh(logits / self._cap)
+        if self._target_ids is None:
+            return logits
+        whole = logits.new_full((logits.shape[0], self._vocab), -torch.inf)
+        return whole.index_copy_(1, self._target_ids.to(logits.device), logits)
 
 
 def _target_head(draft: LoadedDraft, weights: Mapping[str, Tensor], vocab_size: int) -> Linear:

@@ -37,6 +37,20 @@ class Lexicon(Protocol):
         """
         ...
 
+    def likeliest(
+        self,
+        hidden: Tensor,
+        count: int,
+        position: int,
+        sampling: Sampling,
+        temperatures: Sequence[float],
+    ) -> tuple[Tensor, Tensor]:
+        """At most `count` ids [n, few] of each row, the one to propose first, and their logs.
+
+        Ordered as `drawn` would choose among them; without temperatures, by likelihood.
+        """
+        ...
+
 
 class Asked:
     """The target is asked (``--draft-head target``): a round trip for each of the two."""
@@ -84,6 +98,19 @@ class Asked:
         """The best ids: the target answers no scores to add noise to."""
         del position, sampling, temperatures
         return self.best(hidden)
+
+    def likeliest(
+        self,
+        hidden: Tensor,
+        count: int,
+        position: int,
+        sampling: Sampling,
+        temperatures: Sequence[float],
+    ) -> tuple[Tensor, Tensor]:
+        """The best ids alone, each for certain: there are no scores here."""
+        del count, position, sampling, temperatures
+        ids = torch.tensor(self.best(hidden))[:, None]
+        return ids, torch.zeros(ids.shape)
 
 
 def lexicon(draft: LoadedDraft, guest: FeatureGuest, pair: Pair, config: DraftConfig) -> Lexicon:

@@ -1,7 +1,8 @@
 """What is refused before it is queued: one sentence, with the numbers."""
 
+from launch.events import DraftFacts, TargetFacts
 from protocol.errors import PromptTooLong, UsageError
-from protocol.messages import Hints
+from protocol.messages import Hints, TreeVerify
 
 
 def check_prompt(prompt_tokens: int, max_tokens: int, max_positions: int) -> None:
@@ -21,6 +22,26 @@ def check_base(base_pos: int, prompt_tokens: int) -> None:
     """Refuse a kept prefix that is no part of the prompt."""
     if not 0 <= base_pos <= prompt_tokens:
         raise UsageError(f"base_pos {base_pos}; the prompt has {prompt_tokens} tokens")
+
+
+def check_tree(
+    verify: TreeVerify, nodes: int, target: TargetFacts, draft: DraftFacts | None
+) -> None:
+    """Refuse trees that were asked for by name and that this pair cannot verify.
+
+    A draft that is not there yet, or not any more, is no reason: there is nothing to verify then.
+    """
+    if verify != "tree":
+        return
+    if not target.tree_verify:
+        raise UsageError(f"--verify tree: {target.tree_detail or 'chains only'}")
+    if draft is not None and not draft.top_k:
+        raise UsageError("--verify tree: this draft has one token for each slot")
+    if nodes >= target.max_width:
+        raise UsageError(
+            f"a tree of {nodes} nodes is a forward of {nodes + 1} rows; this target takes "
+            f"{target.max_width}"
+        )
 
 
 def check_hints(hints: Hints, vocab_size: int) -> None:

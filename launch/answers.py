@@ -22,6 +22,7 @@ from protocol.messages import (
     Verdict,
     VerifyItem,
 )
+from protocol.trees import is_path
 
 
 def target_defect(asked: Request, answer: Result, vocab_size: int) -> str:
@@ -92,6 +93,27 @@ def proposal_defect(asked: ProposeItem, answer: ProposedItem, vocab_size: int) -
     ids = unpack_ids(answer.tokens)
     if min(ids) < 0 or max(ids) >= vocab_size:
         return f"proposed ids {min(ids)}..{max(ids)} for a vocabulary of {vocab_size}"
+    return (
+        _alternatives_defect(asked, answer, vocab_size)
+        if answer.top_ids or answer.top_logprobs
+        else ""
+    )
+
+
+def _alternatives_defect(asked: ProposeItem, answer: ProposedItem, vocab_size: int) -> str:
+    """At most as many as were asked for, all different, the proposed one first."""
+    best, top = unpack_ids(answer.tokens), unpack_ids(answer.top_ids)
+    few, left = divmod(len(top), len(best))
+    if left or few > asked.top_k or len(answer.top_logprobs) != len(top):
+        return (
+            f"{len(top)} ids and {len(answer.top_logprobs)} log-probabilities for {asked.top_k} at "
+            f"each of {len(best)} slots"
+        )
+    slots = [top[start : start + few] for start in range(0, len(top), few)]
+    if min(top) < 0 or max(top) >= vocab_size or any(len(set(slot)) < few for slot in slots):
+        return f"alternatives that differ, below {vocab_size}, were expected: {slots[0]}, ..."
+    if tuple(slot[0] for slot in slots) != best:
+        return "the likeliest ids are not the proposed ones"
     return ""
 
 
@@ -113,8 +135,8 @@ def verdict_defect(asked: VerifyItem, answer: Verdict, vocab_size: int) -> str:
     # A target whose block failed may answer for its first row alone, so `chosen` may be shorter.
     if len(answer.chosen) > len(asked.tokens) or not answer.chosen.startswith(answer.tokens):
         return "the kept tokens are not the target's own choices"
-    if asked.tokens[WIDTH : WIDTH * kept] != answer.tokens[:-WIDTH]:
-        return "the accepted tokens are not the block's drafts"
+    if defect := _path_defect(asked, answer, kept):
+        return defect
     ids = unpack_ids(answer.tokens)
     if min(ids) < 0 or max(ids) >= vocab_size:
         return f"chosen ids {min(ids)}..{max(ids)} for a vocabulary of {vocab_size}"
@@ -122,4 +144,19 @@ def verdict_defect(asked: VerifyItem, answer: Verdict, vocab_size: int) -> str:
         return f"{len(answer.logprobs)} log-probabilities for {kept} tokens"
     if answer.finish == "length" and kept < asked.budget:
         return f"finished for length after {kept} of {asked.budget} tokens"
+    return ""
+
+
+def _path_defect(asked: VerifyItem, answer: Verdict, kept: int) -> str:
+    """The accepted tokens are those of the block's first rows, or of a tree's `path`."""
+    rows: tuple[int, ...] = tuple(range(kept))
+    if asked.parents:
+        rows = unpack_ids(answer.path) if len(answer.path) % WIDTH == 0 else ()
+        if len(rows) != kept or not is_path(rows, unpack_ids(asked.parents)):
+            return f"rows {rows} are no path of {kept} through the tree"
+    elif answer.path:
+        return "a path through a block that is no tree"
+    ids = unpack_ids(asked.tokens)
+    if tuple(ids[row] for row in rows[1:]) != unpack_ids(answer.tokens)[:-1]:
+        return "the accepted tokens are not the block's drafts"
     return ""

@@ -8,7 +8,17 @@ from launch.costs import Costs
 from launch.events import Role
 from launch.policy import ALONE, AUTO, Choice, FixedWidth, Outcome, Situation, WidthPolicy
 from launch.probes import Probes, Shadow
-from protocol.messages import Message, Proposed, ProposedItem, Verdict, Verified
+from launch.shapes import Manner, shape_for
+from launch.tree import Ranks
+from protocol.messages import (
+    DEFAULT_TREE_BUDGET,
+    Message,
+    Proposed,
+    ProposedItem,
+    TreeVerify,
+    Verdict,
+    Verified,
+)
 
 HYSTERESIS: Final = 1.03  # another width must promise so much more than the one in use
 OLD: Final = 2.0  # rounds that all outcomes before a probe count for: times may have changed
@@ -22,10 +32,18 @@ class Experience:
     costs: Costs = field(default_factory=Costs)
     acceptance: Acceptance = field(default_factory=Acceptance)
     probes: Probes = field(default_factory=Probes)  # as the last request left them
+    ranks: Ranks = field(default_factory=Ranks)
 
     def policy(self, block_width: int) -> WidthPolicy:
         """The policy of a new request: `block_width` rows, or AUTO."""
         return AutoWidth(self) if block_width == AUTO else FixedWidth(block_width)
+
+    def manner(
+        self, block_width: int, verify: TreeVerify = "chain", nodes: int = DEFAULT_TREE_BUDGET
+    ) -> Manner:
+        """How a new request's blocks come about: what it says of them in `Submit`."""
+        shape = shape_for(verify, nodes, self.ranks, self.costs)
+        return Manner(self.policy(block_width), shape)
 
     def note_answer(self, role: Role, answer: Message, seconds: float) -> None:
         """A daemon answered so long after it was asked: what is not its engine's is hand-over."""

@@ -168,3 +168,21 @@ class Costs:
         ]
         prices[0] = verify[0] + hand_over
         return prices
+
+    def trees(self, chain: int, tokens: Sequence[float], position: int) -> list[float]:
+        """Seconds of rounds of `chain`, `chain` + 1, ... rows that emit so many `tokens`.
+
+        `tokens` are for 1, 2, ... rows. The draft's block is the chain's, whatever stands beside
+        it. Empty while unknown.
+        """
+        widest = len(tokens)
+        verify = self.verify.upto(widest, position)
+        if not verify:
+            return []
+        block = self.draft.upto(chain, position) or [0.0]
+        ingest = self.ingest.upto(widest, position) or [0.0] * widest
+        fixed = block[-1] + self.hand_over("target") + self.hand_over("draft")
+        return [
+            fixed + verify[rows - 1] + ingest[round(tokens[rows - 1]) - 1]
+            for rows in range(chain, widest + 1)
+        ]

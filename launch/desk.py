@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from launch.admission import check_base, check_hints, check_prompt
+from launch.admission import check_base, check_hints, check_prompt, check_tree
 from launch.auto_width import Experience
 from launch.coupling import Couplings
 from launch.events import (
@@ -30,6 +30,7 @@ from launch.events import (
 from launch.policy import WidthPolicy
 from launch.request import ActiveRequest, Sink, Totals
 from launch.session import Session
+from launch.shapes import Chain, Manner
 from launch.statistics import Clock, statistics
 from launch.stream import FindStop
 from launch.token_ids import WIDTH
@@ -143,6 +144,7 @@ class Desk:
                 check_prompt(tokens, submit.max_tokens, target.max_positions)
                 check_base(submit.base_pos, tokens)
                 check_hints(submit.hints, target.vocab_size)
+                check_tree(submit.verify, submit.tree_budget, target, draft)
             except DaemonError as error:
                 self._refuse(request, error)
                 continue
@@ -207,18 +209,25 @@ class Desk:
     def _begin(
         self, request: ActiveRequest, target: TargetFacts, draft: DraftFacts | None, no_draft: str
     ) -> Session:
-        sequence = next(self._numbers)
+        sequence, submit = next(self._numbers), request.submit
         request.session = Session(
-            request.submit,
+            submit,
             sequence,
             target,
             draft,
             no_draft=no_draft,
-            policy=request.policy or self.experience.policy(request.submit.block_width),
+            manner=self._manner(request),
             find_stop=request.find_stop,
-            coupling=self._couplings.at(request.submit.sampling.temperature),
+            coupling=self._couplings.at(submit.sampling.temperature),
         )
         return request.session
+
+    def _manner(self, request: ActiveRequest) -> Manner:
+        """How its blocks come about; a request with a policy of its own verifies chains."""
+        if request.policy is not None:
+            return Manner(request.policy, Chain())
+        submit = request.submit
+        return self.experience.manner(submit.block_width, submit.verify, submit.tree_budget)
 
     def _perform(
         self, request: ActiveRequest, session: Session, commands: tuple[Command, ...]
@@ -246,6 +255,7 @@ class Desk:
             request.clock,
             tokens=(session.journal.prompt_tokens, session.journal.emitted),
             mode=session.mode,
+            shape=session.shape,
             transport=self.transport,
             exact=session.target.exact,
             stale=session.num_stale_replies,

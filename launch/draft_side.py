@@ -12,6 +12,7 @@ from launch.statistics import Tally
 from launch.token_ids import unpack_ids
 from protocol.errors import DeadlineExceeded, FeatureExpired, InternalError, Unavailable
 from protocol.messages import (
+    MAX_ALTERNATIVES,
     CloseItem,
     IngestedItem,
     IngestItem,
@@ -32,7 +33,11 @@ class Block:
     """The round in progress: what was proposed and by whom, and the draft's times."""
 
     offered: bytes = b""  # all that the draft proposed
+    top_ids: bytes = b""  # and at each slot besides, likeliest first
+    top_logprobs: tuple[float, ...] = ()
     proposed: bytes = b""  # what is verified
+    chain: int = 0  # proposals that follow one another; a tree's others stand behind them
+    parents: bytes = b""  # of a tree's rows; empty: a chain
     hinted: frozenset[int] = frozenset()  # indices of proposals that are hints
     looked_up: frozenset[int] = frozenset()  # and of those from n-grams
     ingested: int = 0  # feature rows
@@ -128,8 +133,11 @@ class DraftSide:
             oldest=opened.oldest,
         )
 
-    def propose(self, base: int, pending: int, width: int) -> None:
-        """Ask for a block, each slot at the temperature that is accepted most."""
+    def propose(self, base: int, pending: int, width: int, top_k: int) -> None:
+        """Ask for a block, each slot at the temperature that is accepted most.
+
+        With `top_k`, for so many ids at each slot.
+        """
         self._parts = () if self._coupling is None else self._coupling.parts(width - 1)
         self._asked.ask(
             "draft",
@@ -138,6 +146,7 @@ class DraftSide:
             pending=pending,
             width=width,
             temperatures=temperatures(self._parts, self._sampling.temperature),
+            top_k=min(top_k, MAX_ALTERNATIVES // (width - 1)),
         )
 
     def judge(self, tokens: Sequence[int]) -> None:
@@ -236,6 +245,7 @@ class DraftSide:
         self.block.ingested += self.behind(asked.base_pos)
         self._ingested = asked.base_pos
         self.block.offered = item.tokens
+        self.block.top_ids, self.block.top_logprobs = item.top_ids, item.top_logprobs
         self.block.draft_seconds += item.draft_seconds
         self.block.ingest_seconds += item.ingest_seconds
         self.block.moved_bytes += item.moved_bytes

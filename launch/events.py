@@ -55,6 +55,8 @@ class TargetFacts:
     ring_capacity: int
     max_width: int
     exact: Literal["native", "padded", "no"] = "no"
+    tree_verify: bool = False
+    tree_detail: str = ""
 
     @classmethod
     def of(cls, hello: TargetHello) -> Self:
@@ -66,6 +68,8 @@ class TargetFacts:
             hello.ring_capacity,
             hello.max_width,
             hello.exact,
+            hello.tree_verify,
+            hello.tree_detail,
         )
 
 
@@ -77,11 +81,12 @@ class DraftFacts:
     block_size: int  # rows of the widest verify: the pending token and all it can propose
     context_window: int
     doubt: str = ""  # why it may be no draft for this target
+    top_k: int = 0  # ids that it can state for each slot; 0: the best alone
 
     @classmethod
     def of(cls, hello: DraftHello, doubt: str = "") -> Self:
         widest = hello.block_size + hello.sample_from_anchor
-        return cls(hello.draft_life, widest, hello.context_window, doubt)
+        return cls(hello.draft_life, widest, hello.context_window, doubt, hello.top_k)
 
 
 # --- events ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
-from launch.admission import check_base, check_hints, check_prompt
+from launch.admission import check_base, check_hints, check_prompt, check_tree
 from launch.auto_width import Experience
 from launch.coupling import Couplings
 from launch.events import (
@@ -40,6 +40,7 @@ from launch.token_ids import pack_ids, unpack_ids
 from protocol.engines import DraftEngine, TargetEngine
 from protocol.errors import DaemonError, ProtocolError
 from protocol.messages import (
+    DEFAULT_TREE_BUDGET,
     CloseItem,
     IngestItem,
     ItemFailed,
@@ -51,6 +52,7 @@ from protocol.messages import (
     Sampling,
     Statistics,
     Submit,
+    TreeVerify,
     VerifyItem,
 )
 
@@ -91,6 +93,9 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
     ngram: bool = False,
     find_stop: FindStop | None = None,
     block_width: int = AUTO,
+    top_k: int = 0,
+    verify: TreeVerify = "chain",
+    tree_budget: int = DEFAULT_TREE_BUDGET,
     on_piece: Callable[[Piece], None] | None = None,
     sequence: int = 1,
     base_pos: int = 0,
@@ -102,7 +107,8 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
     `block_size` and `draft_context` (rows) belong to the draft and are ignored without one.
     `hint_tokens` maps generated positions (0 is the first token after the prompt) to guesses,
     which override the draft's there; `ngram` adds proposals by looking up the last tokens.
-    `block_width` fixes the rows of a verify, as `Submit` does. `find_stop` sees every token before
+    `block_width` fixes the rows of a verify, as `Submit` does, and `verify` and `tree_budget` ask
+    for trees, of a draft that states `top_k` ids for each slot. `find_stop` sees every token before
     it goes out, and may end the text. `sequence` is one that neither engine has seen. `base_pos`
     says how many positions of `prompt` an earlier call with `retain` has left in the engines; what
     is not there any more, or is another text, is run again: ``statistics.num_kept_tokens`` were
@@ -115,6 +121,8 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
     check_base(base_pos, len(prompt))
     hints = tuple((hint_tokens or {}).items())
     check_hints(hints, facts.vocab_size)
+    described = None if draft is None else DraftFacts(1, block_size, draft_context, top_k=top_k)
+    check_tree(verify, tree_budget, facts, described)
     submit = Submit(
         request=0,
         prompt=pack_ids(prompt),
@@ -126,14 +134,17 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
         base_pos=base_pos,
         retain=retain,
         block_width=block_width,
+        verify=verify,
+        tree_budget=tree_budget,
     )
+    experience = Experience()
     session = Session(
         submit,
         sequence,
         facts,
-        None if draft is None else DraftFacts(1, block_size, draft_context),
+        described,
         no_draft="no draft was given",
-        policy=Experience().policy(block_width),
+        manner=experience.manner(block_width, verify, tree_budget),
         find_stop=find_stop,
         coupling=Couplings().at(submit.sampling.temperature),
     )
@@ -149,6 +160,7 @@ def _result(session: Session, clock: Clock, reason: Reason) -> Result:
         clock,
         tokens=(session.journal.prompt_tokens, session.journal.emitted),
         mode=session.mode,
+        shape=session.shape,
         transport="inprocess",
         exact=session.target.exact,
         stale=session.num_stale_replies,

@@ -5,8 +5,9 @@ from launch.events import Finish, TargetFacts
 from launch.hints import Guesses, Mode
 from launch.journal import Journal
 from launch.outstanding import Outstanding
-from launch.policy import ALONE, Outcome, Situation, WidthPolicy
-from launch.statistics import Tally
+from launch.policy import ALONE, Outcome, Situation
+from launch.shapes import Manner, Room
+from launch.statistics import Tally, TreeRound
 from launch.stream import FindStop
 from launch.token_ids import WIDTH, one_id, unpack_ids
 from protocol.messages import (
@@ -17,6 +18,7 @@ from protocol.messages import (
     Verdict,
     VerifyItem,
 )
+from protocol.trees import depths
 
 
 class Rounds:
@@ -30,7 +32,7 @@ class Rounds:
         draft: DraftSide,
         asked: Outstanding,
         tally: Tally,
-        policy: WidthPolicy,
+        manner: Manner,
         find_stop: FindStop | None,
     ) -> None:
         self._request = submit.request
@@ -39,7 +41,8 @@ class Rounds:
         self._draft = draft
         self._asked = asked
         self._tally = tally
-        self._policy = policy
+        self._policy = manner.policy
+        self.shape = manner.shape
         self._find_stop = find_stop
         self._choice = ALONE
         self._guesses = Guesses(dict(submit.hints), ngram=submit.ngram)
@@ -60,7 +63,8 @@ class Rounds:
         if self._must_ingest(target, base, block_size):
             self._asked.ask("draft", IngestItem, stop=base)
         elif choice.propose > 1:
-            self._draft.propose(base, self._journal.pending, choice.propose)
+            top_k = self.shape.top_k(target, self._draft.facts) if choice.verify > 1 else 0
+            self._draft.propose(base, self._journal.pending, choice.propose, top_k)
         else:
             self._asked.round += 1
             self.verify(target)
@@ -72,7 +76,8 @@ class Rounds:
             late = behind > target.prefill_chunk
         else:  # half the ring's window, so that a wide round never finds it far behind
             late = block_size > 1 and behind * 2 >= target.ring_capacity - target.prefill_chunk
-        return late or self._draft.would_lose_rows(base, choice.verify, base)
+        rows = self.shape.rows(choice.verify) if choice.verify > 1 else 1
+        return late or self._draft.would_lose_rows(base, min(rows, target.max_width), base)
 
     def verify(self, target: TargetFacts) -> None:
         """Send the block of this round: the pending token, then proposals and guesses."""
@@ -80,8 +85,10 @@ class Rounds:
         budget = self._limit - journal.emitted
         block.proposed = block.offered[: (self._choice.verify - 1) * WIDTH]
         self._guesses.complete(block, journal, min(budget, target.max_width) - 1)
-        tokens = one_id(journal.pending) + block.proposed
-        self._asked.ask_again("target", VerifyItem, base_pos=base, tokens=tokens, budget=budget)
+        block.chain = len(block.proposed) // WIDTH
+        self.shape.complete(block, Room(base, budget - 1, target.max_width))
+        fields = {"tokens": one_id(journal.pending) + block.proposed, "parents": block.parents}
+        self._asked.ask_again("target", VerifyItem, base_pos=base, budget=budget, **fields)
 
     def begin(self, item: PrefilledItem) -> Finish | None:
         """The prompt's end chose the first token."""
@@ -102,10 +109,12 @@ class Rounds:
         width, block = len(asked.tokens) // WIDTH, self._draft.block
         kept = self._kept(item)
         accepted = item.accepted if kept is None else kept - 1
-        self._tally.add_round(width - 1, accepted, block.hinted, block.looked_up)
+        guessed, tree = (block.hinted, block.looked_up), _tree_round(item, block)
+        self._tally.add_round(width - 1, accepted, *guessed, tree)
         self._tally.add_seconds(block.draft_seconds, block.ingest_seconds, item.seconds)
         self._tally.moved_bytes += block.moved_bytes
         self._policy.note(_outcome(asked, item, block))
+        self.shape.note(unpack_ids(item.tokens))
         self._guesses.judge(unpack_ids(item.tokens))
         self._draft.judge(unpack_ids(item.tokens))
         return self._emit(item, width, kept)
@@ -124,6 +133,8 @@ class Rounds:
             tokens=tokens,
             width=width,
             proposed=block.proposed,
+            parents=block.parents,
+            path=item.path,
             chosen=item.chosen,
             draft_seconds=block.draft_seconds,
             ingest_seconds=block.ingest_seconds,
@@ -142,16 +153,30 @@ class Rounds:
 
 def _outcome(asked: VerifyItem, item: Verdict, block: Block) -> Outcome:
     """A round as the policy sees it; a proposal that a hint replaced, and those after, are not."""
-    rows = len(asked.tokens) // WIDTH
-    own = rows - 1 - len(block.looked_up)
+    own = block.chain - len(block.looked_up)
     return Outcome(
         position=asked.base_pos,
-        rows=rows,
+        rows=len(asked.tokens) // WIDTH,
         offered=unpack_ids(block.offered),
         drafted=min(own, len(block.offered) // WIDTH, *block.hinted),
-        tokens=unpack_ids(item.tokens),
+        # As the chain alone would have it: of a tree's path, what is beside it says nothing.
+        tokens=unpack_ids(item.tokens)[: _on_chain(item, block) + 1],
         draft_seconds=block.draft_seconds,
         ingest_seconds=block.ingest_seconds,
         ingested=block.ingested,
         verify_seconds=item.seconds,
     )
+
+
+def _on_chain(item: Verdict, block: Block) -> int:
+    """How many of the chain's drafts were accepted; a tree's path may have left it."""
+    if not block.parents:
+        return item.accepted
+    path = unpack_ids(item.path)
+    return sum(row == at for at, row in enumerate(path[: block.chain + 1])) - 1
+
+
+def _tree_round(item: Verdict, block: Block) -> TreeRound | None:
+    if not block.parents:
+        return None
+    return TreeRound(max(depths(unpack_ids(block.parents))), _on_chain(item, block))

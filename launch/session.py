@@ -34,8 +34,8 @@ from launch.events import (
 from launch.hints import Mode
 from launch.journal import Journal
 from launch.outstanding import Outstanding
-from launch.policy import WidthPolicy
 from launch.rounds import Rounds
+from launch.shapes import Manner, Shaped
 from launch.statistics import Tally
 from launch.stream import FindStop
 from protocol.errors import DaemonError, DeadlineExceeded, InternalError, ProtocolError, from_wire
@@ -71,7 +71,7 @@ class Session:
         draft: DraftFacts | None,
         *,
         no_draft: str = "",
-        policy: WidthPolicy,
+        manner: Manner,
         find_stop: FindStop | None = None,
         coupling: Coupling | None = None,
     ) -> None:
@@ -102,12 +102,17 @@ class Session:
             self.draft,
             self._asked,
             self.tally,
-            policy,
+            manner,
             find_stop,
         )
         self._building = Building(submit, self.journal, self._asked, self.tally)
         self._accused_at = (-1, -1)
         self._outcome: Finish | Fail | None = None
+
+    @property
+    def shape(self) -> Shaped:
+        """What its rounds verify, and why no trees."""
+        return self._rounds.shape.shape()
 
     @property
     def num_stale_replies(self) -> int:

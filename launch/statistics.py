@@ -6,6 +6,14 @@ from typing import Literal
 from protocol.messages import Statistics
 
 
+@dataclass(frozen=True, slots=True)
+class TreeRound:
+    """What sets a tree's round apart: its proposals are not one behind the other."""
+
+    depth: int  # of the deepest proposal
+    on_chain: int  # accepted proposals that belong to the chain, whose first they are
+
+
 @dataclass(slots=True)
 class Tally:
     """Counts and engine seconds of one request; the session adds to it at every commit."""
@@ -18,6 +26,8 @@ class Tally:
     num_accepted_hint_tokens: int = 0
     num_ngram_tokens: int = 0
     num_accepted_ngram_tokens: int = 0
+    num_trees: int = 0  # rounds
+    num_tree_nodes: int = 0  # proposals in them
     histogram: list[int] = field(default_factory=list)
     accepted_per_pos: list[int] = field(default_factory=list)
     proposed_per_pos: list[int] = field(default_factory=list)
@@ -41,6 +51,7 @@ class Tally:
         accepted: int,
         hinted: frozenset[int] = frozenset(),
         looked_up: frozenset[int] = frozenset(),
+        tree: TreeRound | None = None,
     ) -> None:
         """Count one verify forward; `hinted` and `looked_up` are the indices of such proposals."""
         self.num_rounds += 1
@@ -49,24 +60,33 @@ class Tally:
         self.widths[proposed + 1] += 1
         if not proposed:
             return
+        depth, on_chain = proposed, accepted
+        if tree is not None:
+            self.num_trees += 1
+            self.num_tree_nodes += proposed
+            depth, on_chain = tree.depth, min(accepted, tree.on_chain)
         self.num_drafts += 1
-        while len(self.proposed_per_pos) < proposed:
-            self.proposed_per_pos.append(0)
-            self.accepted_per_pos.append(0)
-        while len(self.histogram) <= proposed:
-            self.histogram.append(0)
-        self.histogram[accepted] += 1
-        for index in range(proposed):
-            self.proposed_per_pos[index] += 1
-        for index in range(accepted):
-            self.accepted_per_pos[index] += 1
-        hints, ngrams = (sum(index < accepted for index in part) for part in (hinted, looked_up))
+        self._add_positions(depth, accepted)
+        hints, ngrams = (sum(index < on_chain for index in part) for part in (hinted, looked_up))
         self.num_draft_tokens += proposed - len(hinted) - len(looked_up)
         self.num_accepted_tokens += accepted - hints - ngrams
         self.num_hint_tokens += len(hinted)
         self.num_accepted_hint_tokens += hints
         self.num_ngram_tokens += len(looked_up)
         self.num_accepted_ngram_tokens += ngrams
+
+    def _add_positions(self, depth: int, accepted: int) -> None:
+        """Places behind the pending token: how many had proposals, and how many an accepted one."""
+        while len(self.proposed_per_pos) < depth:
+            self.proposed_per_pos.append(0)
+            self.accepted_per_pos.append(0)
+        while len(self.histogram) <= depth:
+            self.histogram.append(0)
+        self.histogram[accepted] += 1
+        for index in range(depth):
+            self.proposed_per_pos[index] += 1
+        for index in range(accepted):
+            self.accepted_per_pos[index] += 1
 
     def add_seconds(self, draft: float, ingest: float, verify: float) -> None:
         """Engine seconds of one round of decoding."""
@@ -105,11 +125,14 @@ def statistics(
     *,
     tokens: tuple[int, int],
     mode: tuple[Literal["speculative", "autoregressive"], str],
+    shape: tuple[Literal["chain", "tree"], str] = ("chain", ""),
     transport: str,
     exact: Literal["native", "padded", "no"],
     stale: int,
 ) -> Statistics:
     """The closing figures. `tokens` are prompt and completion; `mode` is the mode and its reason.
+
+    `shape` is what was verified, and why not a tree.
 
     ``overhead = wall time of decoding - the engines' own seconds in it``; clamped at 0, since the
     clocks are not the same.
@@ -120,6 +143,8 @@ def statistics(
         completion_tokens=tokens[1],
         mode=mode[0],
         mode_reason=mode[1],
+        verify=shape[0],
+        verify_reason=shape[1],
         transport=transport,
         exact=exact,
         time_to_first_token_seconds=clock.to_first_token,
@@ -137,6 +162,8 @@ def statistics(
         num_accepted_hint_tokens=tally.num_accepted_hint_tokens,
         num_ngram_tokens=tally.num_ngram_tokens,
         num_accepted_ngram_tokens=tally.num_accepted_ngram_tokens,
+        num_trees=tally.num_trees,
+        num_tree_nodes=tally.num_tree_nodes,
         acceptance_histogram=tuple(tally.histogram),
         num_accepted_tokens_per_pos=tuple(tally.accepted_per_pos),
         num_proposed_tokens_per_pos=tuple(tally.proposed_per_pos),

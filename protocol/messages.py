@@ -46,6 +46,9 @@ Stage = Literal["absent", "loading", "greeting", "pairing", "ready", "failed", "
 
 MAX_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
+MAX_TOP_K: Final = 16
+DEFAULT_TREE_BUDGET: Final = 15
+MAX_ALTERNATIVES: Final = 4096  # slots of a block times ids of each
 LEAST_LOGPROB: Final = -1e9  # stands for minus infinity
 
 # The ranges of sampling; the command's options read them from here.
@@ -58,6 +61,8 @@ Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 # Rows of a verify that the draft fills, the pending token included: 0: what pays, 1: no draft.
 BlockWidth = Annotated[int, Meta(ge=0, le=MAX_TOKENS_A_ROUND)]
+TreeVerify = Literal["chain", "tree", "auto"]  # auto: a tree where that emits more tokens a second
+TreeBudget = Annotated[int, Meta(ge=1, le=MAX_TOKENS_A_ROUND - 1)]
 Logprob = Annotated[float, Meta(ge=LEAST_LOGPROB, le=0.0)]
 Logprobs = Annotated[int, Meta(ge=-1, le=MAX_LOGPROBS)]
 
@@ -193,6 +198,7 @@ class DraftHello(LinkMessage, frozen=True, kw_only=True):
     block_size: Count
     sample_from_anchor: bool
     context_window: Count
+    top_k: Count = 0  # most ids per slot that a Propose may ask for; 0: the best ones alone
     slots: Count
     load_seconds: Seconds
     weight_bytes: Id
@@ -471,13 +477,15 @@ class ProposeItem(Item, frozen=True, kw_only=True):
     """One block: `pending` sits at `base_pos`; `width` counts it and the tokens wanted.
 
     `temperatures` has one for each token wanted, at which it is chosen with the noise of the
-    request's seed and its position; 0, and where there are none, stands for the best id.
+    request's seed and its position; 0, and where there are none, stands for the best id. `top_k`
+    asks for so many ids at each slot, and for their log-probabilities.
     """
 
     base_pos: Position
     pending: Token
     width: Annotated[int, Meta(ge=2, le=MAX_TOKENS_A_ROUND)]
     temperatures: Annotated[tuple[Temperature, ...], Meta(max_length=MAX_TOKENS_A_ROUND)] = ()
+    top_k: Annotated[int, Meta(ge=0, le=MAX_TOP_K)] = 0
 
 
 class Propose(LinkMessage, frozen=True, kw_only=True):
@@ -487,9 +495,15 @@ class Propose(LinkMessage, frozen=True, kw_only=True):
 
 
 class ProposedItem(Item, frozen=True, kw_only=True):
-    """``width - 1`` proposed ids for positions ``base_pos + 1 ..``; times of the draft's engine."""
+    """``width - 1`` proposed ids for positions ``base_pos + 1 ..``; times of the draft's engine.
+
+    Where they were asked for: `top_ids` of each slot, the first being the proposed one, and
+    `top_logprobs`, slot by slot, likeliest first.
+    """
 
     tokens: TokenBytes
+    top_ids: TokenBytes = b""
+    top_logprobs: Annotated[tuple[Logprob, ...], Meta(max_length=MAX_ALTERNATIVES)] = ()
     context_rows: Count
     draft_seconds: Seconds
     ingest_seconds: Seconds
@@ -602,6 +616,8 @@ class Submit(Message, frozen=True, kw_only=True):
     base_pos: Position = 0  # positions of the prompt that may have state already
     retain: bool = False  # leave the state for a request that begins with the same tokens
     block_width: BlockWidth = 0
+    verify: TreeVerify = "chain"
+    tree_budget: TreeBudget = DEFAULT_TREE_BUDGET  # proposals of a tree, its chain among them
 
 
 class Accepted(Message, frozen=True, kw_only=True):
@@ -634,6 +650,8 @@ class Piece(Message, frozen=True, kw_only=True):
     tokens: TokenBytes
     width: Count  # rows of the verify forward; 0 for the token that prefill chose
     proposed: TokenBytes
+    parents: TokenBytes = b""  # of a tree, as in VerifyItem
+    path: TokenBytes = b""  # the rows of it that were kept, as in Verdict
     chosen: TokenBytes
     draft_seconds: Seconds
     ingest_seconds: Seconds
@@ -665,6 +683,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     completion_tokens: Count
     mode: Literal["speculative", "autoregressive"]
     mode_reason: Text
+    verify: Literal["chain", "tree"] = "chain"
+    verify_reason: Text = ""  # why chains, where trees were wanted
     transport: Name
     exact: Literal["native", "padded", "no"]
     time_to_first_token_seconds: Seconds
@@ -682,6 +702,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_accepted_hint_tokens: Count = 0
     num_ngram_tokens: Count = 0
     num_accepted_ngram_tokens: Count = 0
+    num_trees: Count = 0  # rounds that verified more than a chain
+    num_tree_nodes: Count = 0  # proposals in them
     acceptance_histogram: Ids  # [a]: rounds with a draft that accepted a tokens
     num_accepted_tokens_per_pos: Ids  # [i]: times draft token i was accepted
     num_proposed_tokens_per_pos: Ids

@@ -16,7 +16,8 @@ MAX_TOKENS = (1 << 31) - 1
 @click.command(name="generate")
 @click.argument("prompt", required=False)
 @click.option("--prompt-file", type=click.Path(path_type=Path), help="Read the prompt from FILE.")
-@settings("model", "draft", "draft_context", "draft_vocab", "block_width")
+@settings("model", "draft", "draft_context", "draft_vocab")
+@settings("block_width", "verify", "tree_budget")
 @click.option("--raw", cls=Setting, is_flag=True, help="Skip the chat template.")
 @click.option(
     "--max-tokens",

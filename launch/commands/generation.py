@@ -27,7 +27,7 @@ from launch.tokenizer import TextTokenizer, encode_prompt, load_text_side
 from protocol.codec import pack_tokens
 from protocol.errors import UsageError
 from protocol.instances import find
-from protocol.messages import Submit
+from protocol.messages import Submit, TreeVerify
 
 AnyPair: TypeAlias = OwnPair | RunningPair
 REQUEST: Final = 1
@@ -42,6 +42,8 @@ class Options(SamplingOptions, PairOptions):
     draft_context: int
     draft_vocab: str | None = None
     block_width: int
+    verify: TreeVerify
+    tree_budget: int
     raw: bool
     max_tokens: int
     system: str | None
@@ -50,6 +52,11 @@ class Options(SamplingOptions, PairOptions):
     stats: bool | None
     quiet: bool
     connect: str | None = None
+
+    @property
+    def tree_width(self) -> int:
+        """Rows of a verify that a tree may fill; 0 where none is wanted."""
+        return 0 if self.verify == "chain" else self.tree_budget + 1
 
 
 def generate(options: Options) -> int:
@@ -97,7 +104,7 @@ def _pair(options: Options, line: ProgressLine) -> AbstractContextManager[AnyPai
         draft_context=options.draft_context,
         draft_vocab=draft_vocab(options.draft_vocab, draft),
         cost_cache=cost_cache() if options.block_width == AUTO else None,
-        widest=options.guess_width,
+        widest=max(options.guess_width, options.tree_width),
     )
     return nullcontext(OwnPair(plan, line))
 
@@ -117,6 +124,8 @@ def _prepare(options: Options, pair: AnyPair, prompt: str) -> tuple[TextTokenize
         ngram=options.ngram,
         stops=options.stop,
         block_width=options.block_width,
+        verify=options.verify,
+        tree_budget=options.tree_budget,
     )
 
 

@@ -106,13 +106,17 @@ class TraceLine(msgspec.Struct, frozen=True, kw_only=True):
     """One commit, as a line of the ``--trace`` file.
 
     Round 0 is the token that prefill chose: it has width 0 and proposes nothing. `chosen` is the
-    target's own choice at each row of the block; `kept` are the tokens that were emitted.
+    target's own choice at each row of the block; `kept` are the tokens that were emitted. A tree's
+    proposals have `parents`, by the numbers of rows, of which row 0 is the pending token; `path`
+    are its kept rows, and `chosen` is what the target chose there.
     """
 
     round: int
     position: int  # of the first kept token
     width: int
     proposed: tuple[int, ...]
+    parents: tuple[int, ...]  # none: a chain
+    path: tuple[int, ...]
     chosen: tuple[int, ...]
     kept: tuple[int, ...]
     draft_seconds: float
@@ -141,6 +145,8 @@ class TraceFile:
             position=piece.position,
             width=piece.width,
             proposed=unpack_tokens(piece.proposed),
+            parents=unpack_tokens(piece.parents),
+            path=unpack_tokens(piece.path),
             chosen=unpack_tokens(piece.chosen),
             kept=unpack_tokens(piece.tokens),
             draft_seconds=piece.draft_seconds,

@@ -44,6 +44,8 @@ class SpeculativeDecoding(msgspec.Struct, frozen=True, kw_only=True):
     num_accepted_hint_tokens: int
     num_ngram_tokens: int
     num_accepted_ngram_tokens: int
+    num_trees: int  # rounds that verified more than a chain
+    num_tree_nodes: int  # proposals in them
     mean_acceptance_length: float | None  # tokens emitted per round that had proposals
     draft_acceptance_rate: float | None  # accepted / proposed
     acceptance_histogram: tuple[int, ...]  # [a]: rounds that accepted a tokens
@@ -93,6 +95,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     mode: Literal["speculative", "autoregressive"]
     mode_reason: str
+    verify: Literal["chain", "tree"]
+    verify_reason: str  # why chains, where trees were wanted
     transport: str
     exact: Literal["native", "padded", "no"]
     temperature: float
@@ -123,6 +127,8 @@ def build(
         usage=Usage(prompt_tokens=s.prompt_tokens, completion_tokens=s.completion_tokens),
         mode=s.mode,
         mode_reason=s.mode_reason,
+        verify=s.verify,
+        verify_reason=s.verify_reason,
         transport=s.transport,
         exact=s.exact,
         temperature=sampling.temperature,
@@ -190,6 +196,10 @@ def summary(report: Report) -> str:
         rate = spec.draft_acceptance_rate
         accepted = "" if rate is None else f", {rate:.0%} of drafts accepted"
         parts.append(f"{spec.mean_acceptance_length:.2f} tokens/round{accepted}")
+    if spec.num_trees:
+        parts.append(f"{spec.num_trees} trees of {spec.num_tree_nodes / spec.num_trees:.1f}")
+    if report.verify_reason:
+        parts.append(f"chains ({report.verify_reason})")
     if len(used := [(w, n) for w, n in enumerate(spec.width_histogram) if n]) > 1:
         parts.append("widths " + " ".join(f"{width}:{rounds}" for width, rounds in used))
     faults = report.faults

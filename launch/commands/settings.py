@@ -25,6 +25,7 @@ from launch.settings import PREFIX, Setting, settings_of
 from protocol.errors import ConfigError
 from protocol.gpu import CPU, DEVICE
 from protocol.lifeline import PARENT_VARIABLE
+from protocol.messages import DEFAULT_TREE_BUDGET
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -104,6 +105,20 @@ SETTINGS: Final[dict[str, Decorator]] = {
         default="auto",
         show_default=True,
         help="Rows of a verify: the pending token and the draft's. auto: what pays; 1: no draft.",
+    ),
+    "verify": _option(
+        "--verify",
+        type=click.Choice(["chain", "tree", "auto"]),
+        default="chain",
+        show_default=True,
+        help="What a round verifies: the draft's chain, or a tree of it and its alternatives.",
+    ),
+    "tree_budget": _option(
+        "--tree-budget",
+        type=click.IntRange(1, FULL - 1),
+        default=DEFAULT_TREE_BUDGET,
+        show_default=True,
+        help="How many proposals a tree has, its chain among them.",
     ),
     "dtype": _option(
         "--dtype",

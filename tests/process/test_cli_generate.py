@@ -118,6 +118,26 @@ def test_the_text_is_the_same_at_any_block_width(pair, alone, width):
         )
 
 
+def test_a_tree_has_the_targets_own_text_and_its_branches_are_traced(pair, alone, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    words = ("--verify", "tree", "--tree-budget", "9", "--block-width", str(FULL))
+    limit = ("--max-tokens", str(TOKENS), "--trace", str(trace))
+    outcome = _run(*pair.arguments("--json", *limit, *words, PROMPT))
+    assert (outcome.code, outcome.err) == (0, "")
+    report = msgspec.json.decode(outcome.out, type=Report)
+    assert report.token_ids == alone.token_ids
+    assert (report.verify, report.verify_reason) == ("tree", "")
+    spec = report.speculative_decoding
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    trees = [line for line in lines if line["parents"]]
+    assert spec.num_trees == len(trees) > 0
+    assert spec.num_tree_nodes == sum(len(line["proposed"]) for line in trees)
+    for line in trees:
+        assert line["width"] == len(line["proposed"]) + 1 == len(line["parents"]) + 1 <= 10
+        kept = [line["proposed"][row - 1] for row in line["path"][1:]]
+        assert kept == line["kept"][:-1]
+
+
 @pytest.mark.parametrize("width", ["0", "-1", "1025", "wide"])
 def test_a_block_width_that_there_is_not_is_refused(pair, width):
     outcome = _run(*pair.arguments("--block-width", width, PROMPT))

@@ -92,6 +92,8 @@ class ModelTarget:
         state = self._at(item, item.base_pos)
         block = list(unpack_ids(item.tokens))
         self._write(item.sequence, len(state) + len(block))
+        if item.parents:
+            return self._verify_tree(item, state, block, unpack_ids(item.parents))
         chosen = [self.model(state + block[: i + 1], self.eos) for i in range(len(block))]
         accepted = 0
         while accepted < len(block) - 1 and block[accepted + 1] == chosen[accepted]:
@@ -110,6 +112,33 @@ class ModelTarget:
             committed=len(state),
             finish="stop" if last == self.eos else "length" if kept == item.budget else "",
             seconds=0.25,
+        )
+
+    def _verify_tree(self, item, state, block, parents):
+        rows, tokens = [0], []
+        while True:
+            path = [block[row] for row in rows]
+            tokens.append(self.model(state + path, self.eos))
+            after = [r for r, p in enumerate(parents, 1) if (p, block[r]) == (rows[-1], tokens[-1])]
+            if not after or tokens[-1] == self.eos or len(tokens) == item.budget:
+                break
+            (row,) = after
+            rows.append(row)
+        state.extend(block[row] for row in rows)
+        return Verdict(
+            sequence=item.sequence,
+            round=item.round,
+            accepted=len(rows) - 1,
+            tokens=pack_ids(tokens),
+            chosen=pack_ids(tokens),
+            committed=len(state),
+            finish="stop"
+            if tokens[-1] == self.eos
+            else "length"
+            if len(tokens) == item.budget
+            else "",
+            seconds=0.25,
+            path=pack_ids(rows),
         )
 
     def close(self, item):
@@ -169,10 +198,24 @@ class ModelDraft:
             sequence=item.sequence,
             round=item.round,
             tokens=pack_ids(history[item.base_pos + 1 :]),
+            **self._alternatives(item, history),
             context_rows=min(item.base_pos, self.context),
             draft_seconds=0.0625,
             ingest_seconds=0.03125,
         )
+
+    def _alternatives(self, item, history):
+        """At each slot: what was proposed, the model's own, and what nobody would say."""
+        if not item.top_k:
+            return {}
+        ids, start = [], item.base_pos + 1
+        for at in range(start, start + item.width - 1):
+            own = self.target.model(history[:at], self.target.eos)
+            few = dict.fromkeys([history[at], own, *range(1, VOCAB)])
+            ids += list(few)[: item.top_k]
+        few = min(item.top_k, VOCAB - 1)
+        logprobs = [-0.5 - rank for rank in range(few)] * (item.width - 1)
+        return {"top_ids": pack_ids(ids), "top_logprobs": tuple(logprobs)}
 
     def close(self, item):
         self.calls.append(item)

@@ -53,11 +53,15 @@ class Setting:
     max_positions: int = 200
     eos: int = 0  # -1: the text never stops
     block_width: int = FULL
+    verify: str = "chain"
+    trees: bool = True  # whether the target verifies them
+    top_k: int = 8
 
     @property
     def facts(self) -> TargetFacts:
         capacity = ModelTarget.capacity
-        return TargetFacts(TARGET_LIFE, VOCAB, self.max_positions, self.chunk, capacity, 16)
+        rows = (self.max_positions, self.chunk, capacity, 16)
+        return TargetFacts(TARGET_LIFE, VOCAB, *rows, tree_verify=self.trees)
 
     @property
     def text(self) -> tuple[list[int], str]:
@@ -109,7 +113,7 @@ class World:
             self.draft_facts if setting.draft else None,
             no_draft="none was given",
             coupling=self.coupling,
-            policy=Experience().policy(setting.block_width),
+            manner=Experience().manner(setting.block_width, setting.verify, 9),
         )
 
     def _new_target(self) -> ModelTarget:
@@ -117,7 +121,9 @@ class World:
 
     @property
     def draft_facts(self) -> DraftFacts:
-        return DraftFacts(self.draft_life, self.setting.block_size, self.setting.context)
+        setting = self.setting
+        rows = (setting.block_size, setting.context)
+        return DraftFacts(self.draft_life, *rows, top_k=setting.top_k)
 
     @property
     def tokens(self) -> list[int]:

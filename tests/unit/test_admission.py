@@ -3,13 +3,21 @@
 import pytest
 from support.model_pair import VOCAB
 
-from launch.admission import check_hints, check_prompt
-from launch.answers import verdict_defect
+from launch.admission import check_hints, check_prompt, check_tree
+from launch.answers import proposal_defect, verdict_defect
 from launch.desk import Desk
-from launch.events import TargetFacts
+from launch.events import DraftFacts, TargetFacts
 from launch.token_ids import pack_ids
 from protocol.errors import PromptTooLong, UsageError
-from protocol.messages import Refused, Submit, TokenLogprobs, Verdict, VerifyItem
+from protocol.messages import (
+    ProposedItem,
+    ProposeItem,
+    Refused,
+    Submit,
+    TokenLogprobs,
+    Verdict,
+    VerifyItem,
+)
 
 
 @pytest.mark.parametrize("hint", [(0, VOCAB), (-1, 1), (3, -1)])
@@ -52,3 +60,89 @@ def test_a_verdict_has_log_probabilities_for_all_its_tokens_or_none(entries, pos
     )
     defect = verdict_defect(asked, answer, VOCAB)
     assert defect == ("" if possible else f"{entries} log-probabilities for 2 tokens")
+
+
+ASKED = ProposeItem(sequence=1, base_pos=5, pending=3, width=3, top_k=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"top_ids": b"", "top_logprobs": ()}, ""),
+        ({"top_ids": pack_ids([7, 8]), "top_logprobs": (-1.0, -1.0)}, ""),
+        ({"top_ids": pack_ids([7, 1, 8])}, "3 ids and 4 log-probabilities"),
+        ({"top_logprobs": (-1.0,)}, "4 ids and 1 log-probabilities for 2 at each of 2 slots"),
+        ({"top_ids": b""}, "0 ids and 4 log-probabilities"),
+        ({"top_ids": pack_ids([7, 1, 2, 8, 1, 2]), "top_logprobs": (-1.0,) * 6}, "6 ids"),
+        ({"top_ids": pack_ids([7, 7, 8, 2])}, "alternatives that differ"),
+        ({"top_ids": pack_ids([7, VOCAB, 8, 2])}, "alternatives that differ"),
+        ({"top_ids": pack_ids([1, 7, 8, 2])}, "not the proposed ones"),
+    ],
+)
+def test_alternatives_are_the_targets_ids_and_the_proposed_one_is_their_first(changes, words):
+    fields = {"top_ids": pack_ids([7, 1, 8, 2]), "top_logprobs": (-0.5, -1.0, -0.5, -2.0)}
+    answer = ProposedItem(
+        sequence=1,
+        tokens=pack_ids([7, 8]),
+        context_rows=5,
+        draft_seconds=0.0,
+        ingest_seconds=0.0,
+        **(fields | changes),
+    )
+    defect = proposal_defect(ASKED, answer, VOCAB)
+    assert words in defect
+    assert bool(defect) == bool(words)
+
+
+# Pending 3; 7 and 8 follow it, 9 follows 8.
+TREE = VerifyItem(
+    sequence=1, base_pos=5, tokens=pack_ids([3, 7, 8, 9]), parents=pack_ids([0, 0, 2]), budget=9
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"path": pack_ids([0, 2, 1])}, "no path of 3"),
+        ({"path": pack_ids([0, 2])}, "no path of 3"),
+        ({"path": b""}, "no path of 3"),
+        ({"tokens": pack_ids([7, 9, 4]), "chosen": pack_ids([7, 9, 4])}, "not the block's drafts"),
+        ({"committed": 7}, "committed 7"),
+    ],
+)
+def test_a_trees_verdict_names_a_path_and_its_tokens(changes, words):
+    fields = {
+        "accepted": 2,
+        "tokens": pack_ids([8, 9, 4]),
+        "chosen": pack_ids([8, 9, 4]),
+        "committed": 8,
+        "finish": "",
+        "seconds": 0.0,
+        "path": pack_ids([0, 2, 3]),
+    }
+    defect = verdict_defect(TREE, Verdict(sequence=1, **(fields | changes)), VOCAB)
+    assert words in defect
+    assert bool(defect) == bool(words)
+
+
+def test_a_path_through_a_chain_is_a_defect():
+    asked = VerifyItem(sequence=1, base_pos=5, tokens=pack_ids([7, 8]), budget=9)
+    fields = {"accepted": 0, "tokens": pack_ids([9]), "chosen": pack_ids([9, 1]), "committed": 6}
+    answer = Verdict(sequence=1, finish="", seconds=0.0, path=pack_ids([0]), **fields)
+    assert "no tree" in verdict_defect(asked, answer, VOCAB)
+
+
+def test_trees_asked_for_by_name_need_a_pair_that_has_them():
+    able = TargetFacts(1, VOCAB, 100, 8, 64, 16, tree_verify=True)
+    draft = DraftFacts(1, 8, 32, top_k=4)
+    check_tree("tree", 15, able, draft)
+    check_tree("tree", 15, able, None)
+    check_tree("auto", 99, TargetFacts(1, VOCAB, 100, 8, 64, 16), DraftFacts(1, 8, 32))
+    with pytest.raises(UsageError, match="one token for each slot"):
+        check_tree("tree", 15, able, DraftFacts(1, 8, 32))
+    with pytest.raises(UsageError, match="chains only"):
+        check_tree("tree", 15, TargetFacts(1, VOCAB, 100, 8, 64, 16), draft)
+    with pytest.raises(UsageError, match=r"16 nodes is a forward of 17 rows; .* 16"):
+        check_tree("tree", 16, able, draft)

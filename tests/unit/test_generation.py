@@ -126,11 +126,14 @@ def test_a_trace_line_is_written_per_round_and_readable_at_once(tmp_path):
         "position": 5,
         "width": 3,
         "proposed": [1, 2],
+        "parents": [],
+        "path": [],
         "chosen": [1, 2, 3],
         "kept": [1, 9],
         "draft_seconds": 0.1,
         "ingest_seconds": 0.0,
         "verify_seconds": 0.2,
+        "moved_bytes": 0,
     }
 
 
@@ -189,6 +192,12 @@ def test_a_system_text_without_a_template_is_refused_before_anything_is_read():
         prompt_file=None,
         model="/nowhere",
         block_width=0,
+        verify="chain",
+        target_device="cpu",
+        draft_device="cpu",
+        hand_over="synchronise",
+        graphs="auto",
+        tree_budget=15,
         draft=None,
         draft_context=1,
         raw=True,

@@ -47,6 +47,9 @@ SETTINGS = st.builds(
     luck=st.integers(1, 6),
     max_positions=st.sampled_from([91, 100, 200]),
     block_width=st.sampled_from([AUTO, AUTO, 1, 3, FULL]),
+    verify=st.sampled_from(["chain", "tree", "tree", "auto"]),
+    trees=st.sampled_from([True, True, True, False]),
+    top_k=st.sampled_from([0, 2, 8, 8]),
 )
 
 

@@ -1,6 +1,6 @@
 """The closing figures of a request."""
 
-from launch.statistics import Clock, Tally, statistics
+from launch.statistics import Clock, Tally, TreeRound, statistics
 
 
 def figures(tally, clock):
@@ -51,3 +51,18 @@ def test_hints_are_no_drafts():
     tally.add_round(4, 2, frozenset({1, 3}))
     assert (tally.num_draft_tokens, tally.num_accepted_tokens) == (2, 1)
     assert (tally.num_hint_tokens, tally.num_accepted_hint_tokens) == (2, 1)
+
+
+def test_a_trees_proposals_are_counted_by_depth_and_guesses_by_the_chain():
+    tally = Tally()
+    tally.add_round(9, 3, frozenset({0, 2}), frozenset({3}), TreeRound(depth=4, on_chain=1))
+    assert (tally.num_trees, tally.num_tree_nodes, tally.num_drafts) == (1, 9, 1)
+    assert (tally.num_hint_tokens, tally.num_accepted_hint_tokens) == (2, 1)
+    assert (tally.num_ngram_tokens, tally.num_accepted_ngram_tokens) == (1, 0)
+    assert (tally.num_draft_tokens, tally.num_accepted_tokens) == (6, 2)
+    assert tally.proposed_per_pos == [1, 1, 1, 1]
+    assert tally.accepted_per_pos == [1, 1, 1, 0]
+    assert tally.histogram == [0, 0, 0, 1, 0]
+    assert tally.widths[10] == 1
+    tally.add_round(2, 2)
+    assert (tally.num_trees, tally.histogram) == (1, [0, 0, 1, 1, 0])

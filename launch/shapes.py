@@ -1,0 +1,181 @@
+"""What a round verifies: the chain alone, or a tree around it. Pure.
+
+The policy of `launch.policy` chooses the chain. A shape may put other children of its rows behind
+it, and says what it needs of the draft for that. Another way to shape a block is one more class.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+from launch.costs import Costs
+from launch.draft_side import Block
+from launch.events import DraftFacts, TargetFacts
+from launch.policy import WidthPolicy
+from launch.token_ids import pack_ids, unpack_ids
+from launch.tree import Ranks, Slot, grow
+from protocol.messages import TreeVerify
+
+Shaped = tuple[Literal["chain", "tree"], str]
+
+ALTERNATIVES: Final = 8  # ids that are asked for at each slot
+IDLE: Final = 16  # rounds in which no branch paid, after which alternatives are asked for rarely
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the block of a round may be."""
+
+    position: int
+    depth: int  # of the deepest row: no text goes on behind it
+    rows: int  # of one forward
+
+
+class Shape(Protocol):
+    """Completes blocks, and learns from what came of them."""
+
+    def top_k(self, target: TargetFacts, draft: DraftFacts | None) -> int:
+        """How many ids of each slot are wanted in this round; 0: the best alone."""
+        ...
+
+    def rows(self, chain: int) -> int:
+        """At most so many rows has a forward whose chain has `chain`."""
+        ...
+
+    def complete(self, block: Block, room: Room) -> None:
+        """Put rows behind the chain in `block.proposed`, and their parents into `block`."""
+        ...
+
+    def note(self, tokens: Sequence[int]) -> None:
+        """The round that was completed last emitted these."""
+        ...
+
+    def shape(self) -> Shaped:
+        """What has been verified so far, and why not a tree, or not any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a request's blocks come about."""
+
+    policy: WidthPolicy  # how wide the chain is
+    shape: Shape
+
+
+class Chain:
+    """Nothing beside the chain."""
+
+    def top_k(self, target: TargetFacts, draft: DraftFacts | None) -> int:
+        del target, draft
+        return 0
+
+    def rows(self, chain: int) -> int:
+        return chain
+
+    def complete(self, block: Block, room: Room) -> None:
+        pass
+
+    def note(self, tokens: Sequence[int]) -> None:
+        pass
+
+    def shape(self) -> Shaped:
+        return "chain", ""
+
+
+class Trees:
+    """The chain, and of its alternatives the likeliest, `nodes` in all.
+
+    With `costs`, only as many as make a round emit more tokens a second.
+    """
+
+    def __init__(self, ranks: Ranks, nodes: int, costs: Costs | None = None) -> None:
+        self._ranks = ranks
+        self._nodes = nodes
+        self._costs = costs
+        self._slots: list[Slot] = []  # of the round in progress
+        self._idle = 0
+        self._why_not = ""
+        self._made = False
+
+    def top_k(self, target: TargetFacts, draft: DraftFacts | None) -> int:
+        self._why_not = "" if draft is None else no_tree(target, draft)
+        self._idle += 1
+        if draft is None or self._why_not or (self._idle > IDLE and self._idle % IDLE):
+            return 0
+        return min(draft.top_k, ALTERNATIVES)
+
+    def rows(self, chain: int) -> int:
+        return chain if self._why_not else max(chain, self._nodes + 1)
+
+    def complete(self, block: Block, room: Room) -> None:
+        chain = unpack_ids(block.proposed)
+        if not chain or not block.top_ids:
+            return
+        self._slots = slots_of(block)
+        nodes = max(len(chain), min(self._nodes, room.rows - 1))
+        tree = grow(self._slots[: room.depth], len(chain), nodes, self._ranks.weigh)
+        rows = len(tree.ids)
+        if self._costs is not None:
+            rows = self._best(self._costs, len(chain), tree.chances, room.position)
+        if rows > len(chain):
+            self._idle, self._made = 0, True
+            block.proposed = pack_ids(tree.ids[:rows])
+            block.parents = pack_ids(tree.parents[:rows])
+
+    def note(self, tokens: Sequence[int]) -> None:
+        self._ranks.note(self._slots, tokens)
+        self._slots = []
+
+    def shape(self) -> Shaped:
+        if self._made:
+            return "tree", self._why_not
+        unpaid = "no branch paid for its row" if self._idle and self._costs is not None else ""
+        return "chain", self._why_not or unpaid
+
+    def _best(self, costs: Costs, chain: int, chances: Sequence[float], position: int) -> int:
+        """How many rows emit the most tokens a second; `chain` where nothing more does."""
+        tokens = [1.0]
+        for chance in chances:
+            tokens.append(tokens[-1] + chance)
+        prices = costs.trees(chain + 1, tokens, position)
+        if not prices:
+            return len(chances)
+        rates = [one / price for one, price in zip(tokens[chain:], prices, strict=True)]
+        return chain + rates.index(max(rates))
+
+
+def slots_of(block: Block) -> list[Slot]:
+    """What may stand at each place: the chain's token, and the draft's others where it is its own.
+
+    Behind the chain, what else the draft offered.
+    """
+    offered, chain = unpack_ids(block.offered), unpack_ids(block.proposed)
+    top, few = unpack_ids(block.top_ids), len(block.top_logprobs) // max(1, len(offered))
+    slots = [
+        Slot(top[at * few : (at + 1) * few], block.top_logprobs[at * few : (at + 1) * few])
+        for at in range(len(offered) if few else 0)
+    ]
+    for at, token in enumerate(chain):
+        if at >= len(slots):
+            slots.append(Slot((token,), (0.0,)))
+        elif token != offered[at]:
+            slots[at] = Slot((token,), (0.0,))
+    return slots
+
+
+def no_tree(target: TargetFacts, draft: DraftFacts) -> str:
+    """Why this pair verifies chains, in words for `verify_reason`; empty where it can do trees."""
+    if not target.tree_verify:
+        return target.tree_detail or "this target verifies chains only"
+    return "" if draft.top_k else "this draft has one token for each slot"
+
+
+def shape_for(verify: TreeVerify, nodes: int, ranks: Ranks, costs: Costs) -> Shape:
+    """The shape that a request asks for; see `protocol.messages.Submit`."""
+    makers: dict[str, Callable[[], Shape]] = {
+        "chain": Chain,
+        "tree": lambda: Trees(ranks, nodes),
+        "auto": lambda: Trees(ranks, nodes, costs),
+    }
+    return makers[verify]()
