@@ -20,6 +20,7 @@ from launch.progress import progress_for
 from launch.store import default_home
 from launch.tokenizer import TextTokenizer
 from protocol.addresses import parse_tcp
+from protocol.checkpoints.draft_vocab import ALL
 from protocol.config import DType
 from protocol.errors import UsageError
 from protocol.gpu import check_devices
@@ -103,11 +104,12 @@ def run_draft(options: DraftOptions) -> int:
         raise UsageError("--draft none: there is nothing to run")
     check_devices({"--draft-device": options.draft_device})
     draft = options.find_draft()
+    default = ALL if options.draft_head == "target" else None  # it is the target that scores
     plan = Plan(
         draft=str(draft),
         draft_context=options.draft_context,
         draft_device=options.draft_device,
-        draft_vocab=draft_vocab(options.draft_vocab, draft),
+        draft_vocab=draft_vocab(options.draft_vocab or default, draft),
         dtype=options.dtype,
         threads=options.threads,
         slots=options.slots,

@@ -16,6 +16,7 @@ from launch.commands.attaching import attach_plan
 from launch.commands.daemons import draft_command, target_command
 from launch.commands.serving import Options as ServingOptions
 from launch.commands.supervisor import supervisor_command
+from launch.drafts import SHIPPED_VOCAB
 from launch.idle_threads import SETTINGS
 from launch.meeting import check_served
 from launch.plan import Attach
@@ -92,6 +93,16 @@ def test_the_default_models_draft_is_the_installed_one(become_what):
     _, config, _ = become_what("draft", "--slots", "3")
     assert Path(config.draft).name == "smollm2-135m-dflash"
     assert config.slots == 3
+    assert config.vocab == SHIPPED_VOCAB
+
+
+@pytest.mark.parametrize(
+    ("more", "vocab"),
+    [(("--draft-head", "target"), "all"), (("--draft-vocab", "4096"), "4096")],
+)
+def test_what_is_said_of_the_head_comes_before_the_drafts_own_vocabulary(become_what, more, vocab):
+    _, config, _ = become_what("draft", *more)
+    assert config.vocab == vocab
 
 
 @pytest.mark.parametrize("verb", ["target", "draft"])

@@ -172,3 +172,12 @@ def test_what_is_said_comes_before_the_drafts_default(folder, tmp_path, monkeypa
     assert drafts.draft_vocab("ids.json", folder) == str(tmp_path / "ids.json")
     with pytest.raises(CheckpointError, match=r"none\.json"):
         drafts.draft_vocab("none.json", folder)
+
+
+def test_the_shipped_draft_has_a_list_and_a_default():
+    shipped = drafts.shipped_draft("smollm2-135m-dflash")
+    assert drafts.draft_vocab(None, shipped) == drafts.SHIPPED_VOCAB
+    assert drafts.draft_vocab("all", shipped) == "all"
+    ids = json.loads((shipped / LIST).read_text())
+    assert len(ids) == len(set(ids)) == 1 << 14
+    assert ids[0] in (0, 2)  # the ends of SmolLM2's text come first
