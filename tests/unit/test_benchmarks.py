@@ -17,6 +17,7 @@ import draft_vocab  # noqa: E402
 import peers  # noqa: E402
 import record_widths  # noqa: E402
 import spinning  # noqa: E402
+import tree  # noqa: E402
 from measuring import machine  # noqa: E402
 from measuring.figures import (  # noqa: E402
     Generation,
@@ -31,6 +32,8 @@ from measuring.figures import (  # noqa: E402
 )
 from measuring.modes import Worker  # noqa: E402
 from measuring.prompts import DEFAULT, Prompt, read_prompts  # noqa: E402
+
+from launch.tree import Slot  # noqa: E402
 
 WIDE = Round(3, (7, 8), (7, 9, 4), 2, 0.001, 0.002, 0.004, 0.010)
 NARROW = Round(1, (), (5,), 1, 0.0, 0.0, 0.004, 0.005)
@@ -193,3 +196,17 @@ def test_a_recorded_block_is_right_up_to_its_first_wrong_id():
     texts = [record_widths.right(emitted, [(6, 7, 9), (7, 8, 1), (1, 1, 1)])]
     assert texts == [[2, 2, 0]]
     assert draft_vocab.tokens_a_round(texts) == 3.0
+
+
+def test_a_tree_is_played_over_the_same_answers_as_its_chain():
+    tokens = list(range(40))
+    # The right token is the second of every slot: a chain never has it, a tree of 8 rows often.
+    slots = [
+        [Slot((90 + at, step + at + 1), (-0.7, -0.8)) for at in range(4)] for step in range(39)
+    ]
+    text = tree.Text(tokens, slots)
+    assert tree.play([text], 5, 4, branches=False) == 1.0
+    assert tree.play([text], 8, 1) > 1.5
+    found = tree.compare([text])
+    assert found["4"]["chain"] == 1.0
+    assert found["24"]["tree"] >= found["8"]["tree"]

@@ -162,7 +162,8 @@ def test_a_tree_is_as_wide_as_its_budget_and_as_deep_as_the_text_goes_on():
 
 def priced(per_row):
     costs = Costs()
-    costs.verify.seed([(1, 1.0), (16, 1.0 + 15 * per_row)])
+    for rows in (1, 16):
+        costs.verify.note(rows, 0, 1.0 + (rows - 1) * per_row)
     return costs
 
 
