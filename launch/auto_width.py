@@ -128,11 +128,13 @@ class AutoWidth:
         prices = self._costs.rounds(tokens, self._at.position)
         if len(prices) < 2 or not prices[0]:
             return ""
-        _, best = max(
+        rate, best = max(
             (one / price, at)
             for at, (one, price) in enumerate(zip(tokens, prices, strict=True))
             if at
         )
+        if rate * prices[0] > HYSTERESIS:
+            return ""  # it would pay: there was no occasion, or guesses took its place
         return (
             f"drafting does not pay here: {tokens[best]:.1f} tokens a round against a cost of "
             f"{prices[best] / prices[0]:.1f} steps"

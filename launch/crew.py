@@ -32,20 +32,14 @@ from protocol.errors import (
     Unavailable,
     from_wire,
 )
-from protocol.messages import (
-    DaemonStatus,
-    DraftHello,
-    Failed,
-    LinkMessage,
-    Stage,
-    TargetHello,
-)
+from protocol.messages import DaemonStatus, DraftHello, Failed, LinkMessage, Stage, TargetHello
 from protocol.placement import Placement
 
 ABSENT: Final = DaemonStatus(stage="absent", reason="", life=0, pid=None)
 NO_DRAFT: Final = "no draft was asked for"
 LOADING: Final = "the draft is still loading"
 DRAFT_PARKED: Final = "the draft is parked"
+UNPAIRED: Final = "the draft waits for the target to be started again"
 
 
 class Crew:
@@ -262,6 +256,8 @@ class Crew:
 
     def _up(self, peer: Peer) -> None:
         self._lives.note_up(peer)
+        if peer.role == "draft":
+            self.no_draft = UNPAIRED  # all that can part them and has no reason of its own
         self._heartbeats.start(peer)
         self._tell(peer)
         self._owner.on_up(peer.role)

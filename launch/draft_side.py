@@ -10,7 +10,14 @@ from launch.events import DraftFacts, Request, Result, TargetFacts
 from launch.outstanding import Outstanding
 from launch.statistics import Tally
 from launch.token_ids import unpack_ids
-from protocol.errors import DeadlineExceeded, FeatureExpired, InternalError, Unavailable
+from protocol.errors import (
+    DaemonError,
+    DeadlineExceeded,
+    FeatureExpired,
+    InternalError,
+    Parked,
+    Unavailable,
+)
 from protocol.messages import (
     MAX_ALTERNATIVES,
     CloseItem,
@@ -169,9 +176,10 @@ class DraftSide:
         joined = f"{joined} after {emitted} tokens" if emitted else ""
         self.reason = "; ".join(part for part in (joined, facts.doubt) if part)
 
-    def part(self, reason: str) -> None:
+    def part(self, error: DaemonError) -> None:
         """The target that it is paired with is gone, and the round in progress."""
-        self.lose(reason)
+        is_parked = isinstance(error, Parked)
+        self.lose(str(error) if is_parked else f"the target is started again: {error}")
         self.block = Block()
 
     def end(self) -> None:

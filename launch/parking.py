@@ -99,15 +99,15 @@ class Parking:
             return
         if side.state in ("draining", "ending"):
             side.answer(Unavailable(f"the {role} is unparked again"))
+        if role == "draft" and self._draft_comes_later:
+            side.state = "running"
+            answer("the draft is started with the target")
+            return
         if side.state in ("running", "draining"):
             side.state = "running"
             answer(f"the {role} runs")
             return
         side.state = "starting"
-        if role == "draft" and not self.is_ready:
-            side.state = "running"
-            answer("the draft is started with the target")
-            return
         side.answers.append(answer)
         if role == "target":
             self._timers.cancel(self._patience)
@@ -150,6 +150,13 @@ class Parking:
         if side.state == "starting":
             side.state = "running"
             side.answer(error)
+
+    @property
+    def _draft_comes_later(self) -> bool:
+        """Whether it has no process, and gets none before its target has one again."""
+        down = ("ending", "parked")
+        is_parked = self._sides["draft"].state in down and self.holds("target")
+        return is_parked or self._sides["target"].state in down
 
     def _refusal(self, role: Role) -> UsageError | None:
         if not self._crew.spawns:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from launch.hints import Mode
 from launch.policy import WidthPolicy
@@ -13,6 +13,8 @@ from launch.token_ids import WIDTH
 from protocol.messages import Message, RequestStatus, Submit
 
 Sink: TypeAlias = Callable[[Message], None]
+
+NOT_BEGUN: Final[Mode] = ("autoregressive", "it has not begun")
 
 
 @dataclass(slots=True)
@@ -36,7 +38,7 @@ class ActiveRequest:
     def status(self, now: float) -> RequestStatus:
         """What it has come to by `now`, on the clock of its own times."""
         session, submit = self.session, self.submit
-        mode: Mode = ("autoregressive", "") if session is None else session.mode
+        mode: Mode = NOT_BEGUN if session is None else session.mode
         prefilled, emitted = (0, 0) if session is None else session.progress
         tally = None if session is None else session.tally
         return RequestStatus(

@@ -264,7 +264,7 @@ class Session:
         """Wait for its next life, and for a draft that is paired with that."""
         self._target_alive = False
         self._asked.forget("target")
-        self.draft.part(f"the target is started again: {error}")
+        self.draft.part(error)
         if fatal:
             self._end(Fail(error))
         elif self.phase in ("opening", "prefilling", "decoding"):

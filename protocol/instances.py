@@ -14,6 +14,7 @@ from protocol.run_directory import (
     is_private,
     living_owner,
     prefix,
+    read_address,
     read_pid,
 )
 
@@ -48,6 +49,7 @@ class Daemon:
     run_dir: Path
     pid: int
     driver: int  # the supervisor's process; 0: nobody drives it
+    listens: str  # where a driver on any host reaches it, under a lease; empty: by this folder
 
 
 def named_directory(name: str) -> Path:
@@ -98,7 +100,8 @@ def daemons() -> list[Daemon]:
     for name, path in sorted(found.items()):
         instance, _, role = name.rpartition(".")
         driver = read_driver(path).pid if is_driven(path) else 0
-        listed.append(Daemon(instance, role, path, living_owner(path), driver))
+        listens = read_address(path)
+        listed.append(Daemon(instance, role, path, living_owner(path), driver, listens))
     return [one for one in listed if one.pid]
 
 
@@ -112,6 +115,8 @@ def find(named: str) -> Path:
     if not named:
         if len(services) == 1:
             return services[0].socket
+        if not services:
+            raise Unavailable("no supervisor runs here that takes clients: `dflashd supervisor`")
         raise Unavailable(f"{len(services)} supervisors run here ({names}): name the one to use")
     path = Path(named).expanduser()
     if "/" not in named:

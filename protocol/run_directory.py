@@ -26,6 +26,8 @@ from protocol.link_settings import MAX_SOCKET_PATH
 OWNER_LOCK: Final = "owner.lock"
 MEMBERS_LOCK: Final = "members.lock"
 RUNTIME_VARIABLE: Final = "DFLASH_RUNTIME"  # where run directories go; for tests and services
+ADDRESS_FILE: Final = "address"
+MAX_ADDRESS: Final = 300  # bytes of it
 _NAME_BYTES: Final = 4
 _MAX_TEXT: Final = 32  # bytes of a file that names a process
 _MAX_DIGITS: Final = 9  # of a process's number, which is below 2^22
@@ -154,6 +156,21 @@ def read_pid(path: Path) -> int:
     except OSError:
         return 0
     return int(text) if text.isdigit() and len(text) <= _MAX_DIGITS else 0
+
+
+def say_address(path: Path, address: str) -> None:
+    """Tell `dflashd ps` where a daemon that owns the folder listens; empty: in the folder alone."""
+    (path / ADDRESS_FILE).write_text(address, encoding="ascii")
+
+
+def read_address(path: Path) -> str:
+    """The network address of the folder's daemon; empty where it has none."""
+    try:
+        with (path / ADDRESS_FILE).open("rb") as file:
+            text = file.read(MAX_ADDRESS).decode("ascii")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return text if text.isprintable() else ""
 
 
 def remove_if_orphaned(path: Path) -> bool:

@@ -20,7 +20,7 @@ from protocol.ending import EndingSignals
 from protocol.lease import Lease
 from protocol.lifeline import Lifeline
 from protocol.right import Given, Right
-from protocol.run_directory import Member, RunDirectory
+from protocol.run_directory import Member, RunDirectory, say_address
 from protocol.status import LoadFailed, Loading, Status, encode_status
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,7 @@ def _as_service(config: TargetConfig | DraftConfig) -> Iterator[Standing]:
     """
     with EndingSignals() as endings, RunDirectory(Path(config.run_dir)) as run_dir:
         right = Lease(Deadlines().lease) if config.listen else Locked(run_dir.path)
+        say_address(run_dir.path, config.listen)
         yield Standing(endings, right)
 
 

@@ -21,7 +21,6 @@ def gather() -> dict[str, Any]:
         "bf16_flags": sorted(cpu.flags().intersection(cpu.FAST_BF16_FLAGS)),
         "fast_bf16": cpu.fast_bf16(),
         "auto_dtype": cpu.resolve_dtype("auto"),
-        "threads": torch.get_num_threads(),
         "usable_cores": cpu.usable_cores(),
         "cuda": torch.version.cuda,
         "gpus": _gpus(),

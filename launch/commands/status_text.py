@@ -50,8 +50,9 @@ def _request(request: RequestStatus) -> str:
         f"request {request.request}: {request.phase}",
         f"{request.completion_tokens} of {request.max_tokens} tokens",
         f"prompt {request.prefilled_tokens} of {request.prompt_tokens}",
-        _with_reason(request.mode, request.mode_reason),
     ]
+    if request.phase != "waiting":  # how it will be served is not known before
+        parts.append(_with_reason(request.mode, request.mode_reason))
     if request.num_draft_tokens:
         parts.append(_accepted(request.num_accepted_tokens, request.num_draft_tokens))
     return ", ".join([*parts, f"{request.seconds:.1f} s"])

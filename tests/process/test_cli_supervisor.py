@@ -205,7 +205,7 @@ def test_a_supervisor_that_ends_gives_its_clients_a_typed_error(pair):
     client = ("generate", "--connect", *LONG, PROMPT)
     with started(*client) as process:
         assert process.wait(timeout=20) == exit_codes.UNAVAILABLE
-        assert "0 supervisors run here" in process.stderr.read()
+        assert "no supervisor runs here" in process.stderr.read()
     with supervisor(pair) as running, started(*client) as process:
         assert process.stdout.read(20)
         running.send_signal(signal.SIGTERM)
@@ -227,7 +227,7 @@ def test_a_watched_status_goes_on_until_ctrl_c(pair):
         (("generate", "--connect", "--model", "x", "hi"), exit_codes.USAGE, "--model: said when"),
         (("generate", "--exact", "hi", "--connect"), exit_codes.USAGE, "--exact"),
         (("status", "--connect", "nobody"), exit_codes.UNAVAILABLE, "nobody; running: none"),
-        (("cancel", "7"), exit_codes.UNAVAILABLE, "0 supervisors run here"),
+        (("cancel", "7"), exit_codes.UNAVAILABLE, "no supervisor runs here"),
         (("supervisor", "--instance", "a b"), exit_codes.USAGE, "no name of an instance"),
         (
             ("supervisor", "--instance", "a", "--run-dir", "/x"),

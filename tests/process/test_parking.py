@@ -93,6 +93,8 @@ def test_a_request_that_is_paused_goes_on_where_it_was(world):
     clients = [begun(world), begun(world)]
     assert done(world, Park(role="target", now=True)) == "the target is parked"
     assert phases(world) == {1: "paused", 2: "paused"}
+    reasons = {one.mode_reason for one in world.supervisor.describe().requests}
+    assert reasons == {"the target is parked"}
     emitted = [client.tokens(1) for client in clients]
     assert all(0 < len(tokens) < LONG for tokens in emitted)
     done(world, Unpark(role="target"))
@@ -208,6 +210,8 @@ def test_a_draft_stays_parked_or_not_while_its_target_is(world):
     done(world, Unpark(role="target"))
     world.until(lambda: world.supervisor.describe().mode == "speculative")
     assert done(world, Unpark(role="draft")) == "the draft runs"
+    done(world, Park(role="target"))  # the draft goes with it, though nobody parked that
+    assert done(world, Unpark(role="draft")) == "the draft is started with the target"
 
 
 def test_a_target_that_cannot_be_started_again_says_why(world, monkeypatch):

@@ -224,6 +224,22 @@ def test_a_draft_killed_from_outside_changes_nothing_but_the_mode(start):
 
 
 @pytest.mark.fault
+def test_without_a_target_the_reason_is_no_loss_of_the_draft_from_long_ago(start):
+    seen = []
+    with start(on_loading=lambda _: seen.append(supervisor.describe())) as supervisor:
+        supervisor.wait_ready()
+        os.kill(supervisor.describe().draft.pid, signal.SIGKILL)
+        supervisor.run_until(lambda: supervisor.describe().num_draft_restarts == 1)
+        supervisor.run_until(lambda: supervisor.describe().mode == "speculative")
+        seen.clear()
+        os.kill(supervisor.describe().target.pid, signal.SIGKILL)
+        supervisor.run_until(lambda: supervisor.describe().num_target_restarts == 1)
+        supervisor.run_until(lambda: supervisor.describe().mode == "speculative")
+    reasons = {one.mode_reason for one in seen if one.mode == "autoregressive"}
+    assert reasons == {"the draft waits for the target to be started again"}
+
+
+@pytest.mark.fault
 def test_a_draft_that_hangs_is_killed_at_its_deadline(start):
     steps = []
     with start("draft:hang:propose:2", propose=0.2, on_loading=steps.append) as supervisor:

@@ -10,7 +10,7 @@ from launch.cli import main
 from protocol.driving import DriverLock
 from protocol.errors import Unavailable, UsageError
 from protocol.instances import daemon_directory, daemons, find, instances, named_directory
-from protocol.run_directory import RunDirectory, living_owner, read_pid
+from protocol.run_directory import RunDirectory, living_owner, read_pid, say_address
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_one_whose_process_is_gone_is_not_listed(service):
 
 
 def test_without_a_name_it_is_the_only_service(service):
-    with pytest.raises(Unavailable, match=r"0 supervisors run here \(none\)"):
+    with pytest.raises(Unavailable, match="no supervisor runs here"):
         find("")
     path = service("a")
     service("one-shot", clients=False)
@@ -99,6 +99,18 @@ def test_services_are_listed_with_the_supervisor_that_drives_them(service, capsy
         assert [one["driver"] for one in listed] == [None, me]
         lock.release()
     assert daemons() == []
+
+
+def test_a_daemon_that_listens_for_other_hosts_is_listed_with_its_address(runtime_dir, capsys):
+    folder = daemon_directory("draft", "a", None)
+    with RunDirectory(folder):
+        say_address(folder, "tcp://127.0.0.1:7001")
+        assert main(["ps"]) == 0
+        line = f"draft of a  pid {os.getpid()}  listens at tcp://127.0.0.1:7001"
+        assert capsys.readouterr().out.splitlines() == ["no supervisor runs", line]
+        for nothing in (b"", b"\xff", b"tcp://a\nb"):
+            (folder / "address").write_bytes(nothing)
+            assert [one.listens for one in daemons()] == [""]
 
 
 @pytest.mark.parametrize("text", [b"\xff", b"", b"12345678901", b"-4", b"1 2"])

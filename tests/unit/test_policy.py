@@ -136,6 +136,16 @@ def test_the_reason_says_what_a_round_brings_and_what_it_costs():
     assert " tokens a round against a cost of 1." in policy.reason()
 
 
+def test_a_draft_that_pays_and_was_not_used_for_another_reason_is_not_said_not_to_pay():
+    experience = Experience()
+    play(trace(FLAT, (0.95, 200), texts=1), experience=experience)
+    policy = experience.policy(AUTO)
+    for at in range(40):  # what was expected of the text took the draft's place
+        policy.choose(Situation(8, 100, at))
+        policy.note(Outcome(at, 8, (), 0, (1,) * 8, 0.0, 0.0, 0, STEP))
+    assert policy.reason() == ""
+
+
 def test_the_next_request_begins_with_what_the_last_one_learned():
     experience = Experience()
     useless = trace(DEAR, (0.0, 300), texts=1)

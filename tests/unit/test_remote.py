@@ -161,6 +161,9 @@ def test_the_lines_for_people_say_reasons_restarts_and_acceptance():
         num_accepted_tokens=3,
         seconds=1.5,
     )
+    waiting = msgspec.structs.replace(
+        request, phase="waiting", mode="autoregressive", mode_reason="it has not begun"
+    )
     report = StatusReport(
         pid=1,
         seconds=60.0,
@@ -185,7 +188,7 @@ def test_the_lines_for_people_say_reasons_restarts_and_acceptance():
         num_drafts=0,
         num_draft_tokens=0,
         num_accepted_tokens=0,
-        requests=(request, msgspec.structs.replace(request, num_draft_tokens=0)),
+        requests=(request, msgspec.structs.replace(request, num_draft_tokens=0), waiting),
     )
     lines = list(status_text.full(report))
     assert "mode: autoregressive (the draft is gone)" in lines
@@ -193,3 +196,5 @@ def test_the_lines_for_people_say_reasons_restarts_and_acceptance():
     assert "draft: failed (ended)" in lines
     assert any("3 of 10 accepted (30%)" in line for line in lines)
     assert any("draft 6" in line for line in lines)
+    (line,) = (line for line in lines if ": waiting," in line)
+    assert "autoregressive" not in line  # how it will be served is not known yet
