@@ -17,6 +17,7 @@ from protocol.errors import (
     InternalError,
     Parked,
     Unavailable,
+    UnsupportedModel,
 )
 from protocol.messages import (
     MAX_ALTERNATIVES,
@@ -204,8 +205,11 @@ class DraftSide:
         match asked, item:
             case _, ItemFailed():
                 holds_slot = not isinstance(asked, OpenItem)
-                sick = item.code not in NOT_ITS_FAULT
-                self._distrust(f"the draft refused: {item.detail}", holds_slot, sick=sick)
+                reason, sick = f"the draft refused: {item.detail}", item.code not in NOT_ITS_FAULT
+                if item.code == UnsupportedModel.code:  # as any other life of it would
+                    self._leave(reason, holds_slot)
+                else:
+                    self._distrust(reason, holds_slot, sick=sick)
             case OpenItem(), OpenedItem():
                 self.stage, self._ingested = "open", min(item.committed, asked.committed)
             case IngestItem(), IngestedItem():
@@ -259,9 +263,13 @@ class DraftSide:
         self.block.moved_bytes += item.moved_bytes
         return True
 
-    def _distrust(self, reason: str, holds_slot: bool = True, *, sick: bool = True) -> None:
-        """Go on without this life of the draft, which should end; its slot there is freed."""
+    def _leave(self, reason: str, holds_slot: bool) -> None:
+        """Go on without the draft, which may serve others; its slot there is freed."""
         self.lose(reason)
         if holds_slot:
             self._asked.ask("draft", CloseItem)
+
+    def _distrust(self, reason: str, holds_slot: bool = True, *, sick: bool = True) -> None:
+        """Go on without this life of the draft, which should end; its slot there is freed."""
+        self._leave(reason, holds_slot)
         self._asked.accuse("draft", self.life, reason, sick=sick)

@@ -429,6 +429,15 @@ def test_a_draft_that_refuses_is_named_in_the_reason():
     assert made.session.mode == ("autoregressive", "the draft refused: refused in this test")
 
 
+def test_a_draft_that_ends_before_the_text_does_is_left_and_lives_on():
+    made = until("draft", ProposeItem)
+    made.refuse("draft", "unsupported_model")
+    made.drain()
+    assert (made.tokens, made.accused) == (made.setting.text[0], [])
+    assert names(made.draft.calls)[-1] == "Close"
+    assert made.session.mode == ("autoregressive", "the draft refused: refused in this test")
+
+
 def test_a_late_draft_costs_one_deadline_and_its_answer_is_dropped():
     made = until("draft", ProposeItem)
     made.hold("draft")
