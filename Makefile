@@ -29,10 +29,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: $(INPUTS) | $(BIN)/python
+	@echo "installing into $(VENV): minutes, most of them for PyTorch"
 	$(PIP) -e .
 	@touch $@
 
 $(VENV)/installed-dev: $(INPUTS) | $(BIN)/python
+	@echo "installing into $(VENV): minutes, most of them for PyTorch"
 	$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/installed
 
