@@ -319,17 +319,19 @@ def test_a_draft_that_is_killed_costs_no_token_and_an_interrupted_run_prints_wha
     pair, alone, tmp_path
 ):
     trace = tmp_path / "trace.jsonl"
-    with _endless(pair, "--json", "--trace", str(trace)) as process:
+    with _endless(pair, "--json", "--trace", str(trace), "--block-width", "8") as process:
         drafted = re.compile(rb'"proposed":\[\d')
         until(lambda: drafted.search(_read(trace)), seconds=40, what="a round with a draft")
         os.kill(_daemon(process.pid, "draft_daemon"), signal.SIGKILL)
-        until(lambda: b'"width":1' in _read(trace), what="a round without one")
+        before = len(_read(trace))
+        until(lambda: b'"width":1,' in _read(trace)[before:], what="a round without one")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (exit_codes.INTERRUPTED, b"")
     report = msgspec.json.decode(out, type=Report)
     assert report.finish_reason == "cancelled"
-    assert report.mode == "autoregressive"
+    # On a slow machine the interrupt may come when another life of it has joined already.
+    assert report.mode == "autoregressive" or report.faults.num_draft_restarts == 1
     assert "draft" in report.mode_reason
     common = min(len(report.token_ids), TOKENS)
     assert report.token_ids[:common] == alone.token_ids[:common]
