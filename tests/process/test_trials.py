@@ -28,5 +28,5 @@ def test_fifty_faults_change_no_text(folder, runtime_dir):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_faults_of_our_own_daemons_change_no_text(folder, runtime_dir):
-    print(run_trials(folder, "real", 30, **LONGER).report())
+    print(run_trials(folder, "real", 12, **LONGER).report())
     assert list(runtime_dir.iterdir()) == []

@@ -82,12 +82,18 @@ class Trials:
         while self.hits.total() < count:
             assert self.missed < 10 * count, f"faults miss: {self.missed}, {self.hits}"
             if not order:
-                order = combinations()
-                self.source.shuffle(order)
+                order = self._shuffled()
             phase, fault = order.pop()
             if not self._one(phase, fault):
                 self.missed += 1
                 order.insert(0, (phase, fault))
+
+    def _shuffled(self) -> list[tuple[str, str]]:
+        """All combinations, the last ones, which are taken first, one of each phase."""
+        order = combinations()
+        self.source.shuffle(order)
+        first = {phase: (phase, fault) for phase, fault in order}.values()
+        return [one for one in order if one not in first] + list(first)
 
     def _one(self, phase: str, fault: str) -> bool:
         supervisor, (role, verb, moment) = self.supervisor, (PHASES | LIARS)[phase]
