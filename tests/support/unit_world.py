@@ -43,6 +43,7 @@ DefaultDependencies=no
 Type=oneshot
 User=dflash
 ProtectHome=tmpfs
+PrivateTmp=yes
 {{binds}}
 Environment=DFLASH_RUNTIME=/run/dflash
 ExecStart={PROGRAM} generate --connect {INSTANCE} $ASK
