@@ -72,10 +72,7 @@ class Borrowed:
 
     def best(self, hidden: Tensor) -> tuple[int, ...]:
         """The most likely id of each row of `hidden` [n, hidden]; ties go to the lowest id."""
-        logits = self._head(hidden.to(self._head.weight.dtype))
-        ids = best_ids(logits.float())
-        found = ids if self._target_ids is None else self._target_ids[ids]
-        return tuple(found.tolist())
+        return best_of(self._head, self._target_ids, hidden)
 
     def drawn(
         self, hidden: Tensor, position: int, sampling: Sampling, temperatures: Sequence[float]
@@ -112,6 +109,12 @@ class Borrowed:
             return logits
         whole = logits.new_full((logits.shape[0], self._vocab), -torch.inf)
         return whole.index_copy_(1, self._target_ids.to(logits.device), logits)
+
+
+def best_of(head: Linear, target_ids: Tensor | None, hidden: Tensor) -> tuple[int, ...]:
+    """The best of `head`'s rows for each of `hidden` [n, hidden], as the target counts its ids."""
+    ids = best_ids(head(hidden.to(head.weight.dtype)).float())
+    return tuple((ids if target_ids is None else target_ids[ids]).tolist())
 
 
 def _target_head(draft: LoadedDraft, weights: Mapping[str, Tensor], vocab_size: int) -> Linear:

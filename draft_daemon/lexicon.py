@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from draft_daemon.checkpoint import LoadedDraft
-from draft_daemon.head import Borrowed
+from draft_daemon.head import Borrowed, best_of
 from protocol.checkpoints.identity import identify
 from protocol.config import DraftConfig
 from protocol.errors import ConfigError, DraftMismatch, UnsupportedModel
@@ -89,8 +89,7 @@ class Asked:
     def best(self, hidden: Tensor) -> tuple[int, ...]:
         if self._own is None:
             return self._target.project(hidden)
-        logits = self._own.head(hidden.to(self._own.head.weight.dtype))
-        return tuple(self._own.target_ids[logits.float().argmax(dim=-1)].tolist())
+        return best_of(self._own.head, self._own.target_ids, hidden)
 
     def drawn(
         self, hidden: Tensor, position: int, sampling: Sampling, temperatures: Sequence[float]

@@ -86,9 +86,10 @@ class Mediator:
             self._dispatch.share(shared=shares_cores(target.host, draft.host))
             if self.crew.placement is not None:
                 self.desk.transport = self.crew.placement.transport
+            facts = DraftFacts.of(draft, self.crew.doubt)
             if not self.parking.holds("draft"):
-                self.desk.broadcast(DraftUp(DraftFacts.of(draft, self.crew.doubt)))
-            key, facts = key_of(self._plan, target, draft), DraftFacts.of(draft, self.crew.doubt)
+                self.desk.broadcast(DraftUp(facts))
+            key = key_of(self._plan, target, draft)
             self.desk.experience = self.calibration.begin(key, target, facts)
         self.parking.on_up(role)
         self.swapping.on_up(role)

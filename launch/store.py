@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from launch.whole_file import sync_folder
 from protocol.errors import (
     CheckpointError,
     DaemonError,
@@ -24,6 +25,7 @@ from protocol.errors import (
     TemporaryFailure,
     Unavailable,
 )
+from protocol.file_locks import lock
 
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = 1
@@ -93,15 +95,12 @@ def _acquire(handle: int, name: str, waiting: Callable[[str], None]) -> None:
     deadline = time.monotonic() + LOCK_WAIT_SECONDS
     told = False
     while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() > deadline:
-                raise TemporaryFailure(
-                    f"another process has been preparing {name} for {LOCK_WAIT_SECONDS:.0f} s"
-                ) from error
-        else:
+        if lock(handle, fcntl.LOCK_EX):
             return
+        if time.monotonic() > deadline:
+            raise TemporaryFailure(
+                f"another process has been preparing {name} for {LOCK_WAIT_SECONDS:.0f} s"
+            )
         if not told:
             waiting(f"another process is preparing {name}; waiting for it")
             told = True
@@ -129,7 +128,7 @@ def new_folder(home: Path, name: str) -> Iterator[Path]:
         if final.exists():  # damaged: it is swept with the next lock if removing it is cut short
             final.rename(partial.with_name(f"{partial.name}-old"))
         partial.rename(final)
-        _sync_folder(final.parent)
+        sync_folder(final.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(partial.with_name(f"{partial.name}-old"), ignore_errors=True)
@@ -139,15 +138,7 @@ def _sync(folder: Path) -> None:
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(folder)
 
 
 def sha256_of(path: Path, step: Callable[[int], None] = lambda _: None) -> str:

@@ -23,13 +23,14 @@ def write_whole(path: Path, data: bytes, *, mode: int, replace: bool) -> None:
             hidden.replace(path)
         else:
             os.link(hidden, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     finally:
         with suppress(FileNotFoundError):
             hidden.unlink()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Have the folder's own entries on the disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

@@ -5,7 +5,6 @@ here the end of a connection is an event, so that a client that dies cancels wha
 what a slow client has not read waits in a queue that is its own and bounded.
 """
 
-import os
 import select
 import socket
 import struct
@@ -14,16 +13,17 @@ from collections import deque
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
+from protocol import private_socket
 from protocol.codec import MAX_MESSAGE_BYTES, decode, encode
 from protocol.errors import (
     ConfigError,
     PermissionRefused,
     ProtocolError,
     Unavailable,
-    map_exceptions,
 )
 from protocol.link_settings import check_socket_path
 from protocol.messages import Message
+from protocol.private_socket import check_peer
 
 MAX_OUTBOX_BYTES: Final = 4 << 20  # of one connection, unread by its other end
 MAX_READ_BYTES: Final = 1 << 18  # taken in one turn, so that nobody holds up the others
@@ -137,17 +137,8 @@ def listen(path: Path) -> socket.socket:
     Raises ConfigError. A file that an earlier owner left is replaced.
     """
     check_socket_path(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    try:
-        os.fchmod(listener.fileno(), 0o600)  # before the bind: the file has this mode at once
-        path.unlink(missing_ok=True)
-        with map_exceptions({OSError: ConfigError}):
-            listener.bind(str(path))
-            listener.listen(BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
+    path.unlink(missing_ok=True)
+    return private_socket.bind(path, socket.SOCK_STREAM, BACKLOG, ConfigError)
 
 
 def accept(
@@ -180,9 +171,9 @@ def connect(path: Path, types: tuple[type[Received], ...]) -> Connection[Receive
 
 
 def _of_this_user(end: socket.socket, types: tuple[type[Received], ...]) -> Connection[Received]:
-    packed = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid = int(struct.unpack("3i", packed)[1])
-    if uid != os.geteuid():
+    try:
+        check_peer(end)
+    except BaseException:
         end.close()
-        raise PermissionRefused(f"the other end of the socket is user {uid}, not {os.geteuid()}")
+        raise
     return Connection(end, types)

@@ -1,4 +1,4 @@
-"""Every error that can cross a process border: a class, its wire code, and whether to retry."""
+"""Every error that can cross a process border: a class, its wire code, and its exit code."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,7 +9,6 @@ class DaemonError(Exception):
     """Base of all typed errors; ``str(error)`` is one sentence that is safe to show a client."""
 
     code: ClassVar[str] = "internal"
-    retryable: ClassVar[bool] = False
     exit_code: ClassVar[int] = 70  # sysexits: software error
 
 
@@ -67,7 +66,6 @@ class Unavailable(DaemonError):
     """A server, registry or file that is needed cannot be reached now."""
 
     code = "unavailable"
-    retryable = True
     exit_code = 69  # sysexits: service unavailable
 
 
@@ -81,7 +79,6 @@ class TemporaryFailure(DaemonError):
     """Something needed is not ready yet; the same command may work later."""
 
     code = "temporary"
-    retryable = True
     exit_code = 75  # sysexits: temporary failure
 
 
@@ -157,7 +154,6 @@ class Overloaded(DaemonError):
     """No slot or queue place is free: how many there are."""
 
     code = "overloaded"
-    retryable = True
     exit_code = 75
 
 
@@ -165,14 +161,12 @@ class FeatureExpired(DaemonError):
     """The referenced rows were overwritten, or belong to an earlier life of the target."""
 
     code = "feature_expired"
-    retryable = True
 
 
 class DeadlineExceeded(DaemonError):
     """A peer did not answer in time: what was asked, and the deadline."""
 
     code = "deadline"
-    retryable = True
     exit_code = 75
 
 
@@ -180,21 +174,18 @@ class DaemonDied(DaemonError):
     """A daemon ended: its exit code or signal, and the last lines it wrote."""
 
     code = "daemon_died"
-    retryable = True
 
 
 class OutOfMemory(DaemonError):
     """An allocation failed while a request ran; that request failed, the daemon serves on."""
 
     code = "out_of_memory"
-    retryable = True
 
 
 class DeviceLost(DaemonError):
     """A GPU call failed, or the memory of a process that is gone was asked for: start again."""
 
     code = "device_lost"
-    retryable = True
 
 
 class NotFinite(DaemonError):

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 from protocol import arena_layout, ring_socket
 from protocol.arena_layout import Ask, Layout, Probed, Refusal
 from protocol.errors import DaemonError, InternalError, StaleMessage
+from protocol.private_socket import check_peer
 
 MAX_WAITING: Final = 8  # connections that have not stated nonce and life yet
 MAX_LEASES: Final = 8  # guests that map memory at the same time
@@ -104,7 +105,7 @@ class RingServer:
                 # Read before anything is refused: closing with the question unread would reset
                 # the connection, and the refusal would be lost.
                 question = connection.recv(arena_layout.MAX_ASK_BYTES)
-                ring_socket.check_peer(connection)
+                check_peer(connection)
                 self._check(arena_layout.decode_ask(question))
                 answer, descriptors = self._layout()
                 stays = self._probe is not None

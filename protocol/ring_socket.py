@@ -6,35 +6,24 @@ other is (SO_PEERCRED).
 
 import os
 import socket
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from protocol import arena_layout
+from protocol import arena_layout, private_socket
 from protocol.arena_layout import Ask, Layout, Probed, Refusal
 from protocol.errors import (
     DeadlineExceeded,
-    PermissionRefused,
     TransportRefused,
     from_wire,
-    map_exceptions,
 )
+from protocol.private_socket import check_peer
 
 
 def listen(path: Path, backlog: int) -> socket.socket:
     """Bind the ring socket, private to the user; one that a dead process left is replaced."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-    try:
-        os.fchmod(listener.fileno(), 0o600)  # before the bind: the file has this mode at once
-        _remove_stale(path)
-        with map_exceptions({OSError: TransportRefused}):
-            listener.bind(str(path))
-            listener.listen(backlog)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
+    _remove_stale(path)
+    return private_socket.bind(path, socket.SOCK_SEQPACKET, backlog, TransportRefused)
 
 
 def _remove_stale(path: Path) -> None:
@@ -49,18 +38,6 @@ def _remove_stale(path: Path) -> None:
         except OSError:  # gone meanwhile, or nothing that can be judged: bind will tell
             return
     raise TransportRefused(f"another target listens at {path}; end it first")
-
-
-def _peer_uid(connection: socket.socket) -> int:
-    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", packed)[1])
-
-
-def check_peer(connection: socket.socket) -> None:
-    """Raise PermissionRefused unless the other end was opened by this process's user."""
-    uid = _peer_uid(connection)
-    if uid != os.geteuid():
-        raise PermissionRefused(f"the peer at the ring socket is user {uid}, not {os.geteuid()}")
 
 
 def fetch(address: str, ask: Ask, timeout: float) -> tuple[Layout | Refusal, list[int]]:

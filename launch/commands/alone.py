@@ -75,16 +75,8 @@ def run_target(options: TargetOptions) -> int:
     model = options.find_model(quiet=False)
     draft = None if taps else options.find_draft(model, quiet=False)
     golden = golden_ids(TextTokenizer.load(model.path))
-    plan = Plan(
-        model=str(model.path),
-        draft=None if draft is None else str(draft),
-        target_device=options.target_device,
-        draft_device=options.draft_device,
-        hand_over=options.hand_over,
-        graphs=options.graphs,
-        dtype=options.dtype,
-        exact=options.exact,
-        threads=options.threads,
+    plan = msgspec.structs.replace(
+        options.plan(model, draft),
         slots=options.slots,
         max_positions=options.max_positions,
         widest=GUESS_WIDTH,

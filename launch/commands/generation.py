@@ -21,7 +21,6 @@ from launch.commands.sampling import SamplingOptions
 from launch.cost_cache import cost_cache
 from launch.drafts import draft_vocab
 from launch.interrupts import Interrupts
-from launch.plan import Plan
 from launch.policy import AUTO
 from launch.tokenizer import TextTokenizer, encode_prompt, load_text_side
 from protocol.codec import pack_tokens
@@ -90,16 +89,8 @@ def _pair(options: Options, line: ProgressLine) -> AbstractContextManager[AnyPai
         return RunningPair(find(options.connect), line)
     model = options.find_model(quiet=options.quiet)
     draft = options.find_draft(model, quiet=options.quiet)
-    plan = Plan(
-        model=str(model.path),
-        draft=None if draft is None else str(draft),
-        target_device=options.target_device,
-        draft_device=options.draft_device,
-        hand_over=options.hand_over,
-        graphs=options.graphs,
-        dtype=options.dtype,
-        exact=options.exact,
-        threads=options.threads,
+    plan = msgspec.structs.replace(
+        options.plan(model, draft),
         slots=1,
         draft_context=options.draft_context,
         draft_vocab=draft_vocab(options.draft_vocab, draft),

@@ -11,6 +11,7 @@ import click
 
 from launch.drafts import resolve_draft
 from launch.models import LocalModel, resolve_model
+from launch.plan import Plan
 from launch.progress import progress_for
 from launch.store import default_home
 from protocol.config import DType, HandOver
@@ -46,6 +47,20 @@ class PairOptions:
     dtype: DType
     exact: bool
     threads: int
+
+    def plan(self, model: LocalModel, draft: Path | None) -> Plan:
+        """What these settings say of the pair; a verb replaces what else it knows of it."""
+        return Plan(
+            model=str(model.path),
+            draft=None if draft is None else str(draft),
+            target_device=self.target_device,
+            draft_device=self.draft_device,
+            hand_over=self.hand_over,
+            graphs=self.graphs,
+            dtype=self.dtype,
+            exact=self.exact,
+            threads=self.threads,
+        )
 
     def find_model(self, *, quiet: bool) -> LocalModel:
         """The model's folder, fetched first where it is not here; see `resolve_model`."""

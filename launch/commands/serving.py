@@ -135,16 +135,8 @@ def _daemons(options: Options) -> Plan:
             instance=options.instance,
         )
     draft = options.find_draft(model, quiet=options.quiet)
-    return Plan(
-        model=str(model.path),
-        draft=None if draft is None else str(draft),
-        target_device=options.target_device,
-        draft_device=options.draft_device,
-        hand_over=options.hand_over,
-        graphs=options.graphs,
-        dtype=options.dtype,
-        exact=options.exact,
-        threads=options.threads,
+    return msgspec.structs.replace(
+        options.plan(model, draft),
         slots=options.slots,
         max_positions=options.max_positions,
         draft_context=options.draft_context,

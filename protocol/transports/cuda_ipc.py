@@ -32,7 +32,6 @@ from protocol.transports.base import (
     RingView,
     Rows,
     WeightSpec,
-    read_whole,
 )
 from protocol.transports.cuda_memory import Arena, EventRing, Imports, torch_dtype
 from protocol.transports.cuda_runtime import (
@@ -45,6 +44,7 @@ from protocol.transports.cuda_runtime import (
     wait_for,
 )
 from protocol.transports.mapped import map_arenas, view_tensors
+from protocol.transports.view_guest import ViewGuest
 
 NAME: Final = "cuda-ipc"
 ROWS: Final = "ring.rows"
@@ -180,7 +180,7 @@ class CudaIpcHost(FeatureHost):
                     arena.free()
 
 
-class CudaIpcGuest(FeatureGuest):
+class CudaIpcGuest(ViewGuest):
     """The draft's half: copies rows to its own GPU; `weights` are mapped, or copied once."""
 
     def __init__(
@@ -192,22 +192,19 @@ class CudaIpcGuest(FeatureGuest):
         *,
         mapped: int,
     ) -> None:
+        inner = {ROWS, *cuda_probe.TENSORS}
+        weights = {name: imports.tensors[name] for name in imports.tensors.keys() - inner}
+        owner, high = header["ring.owner"], header["ring.written_high"]
+        super().__init__(RingView(shape, owner, high, imports.tensors[ROWS]), weights, mapped)
         self._runtime = runtime
         self._imports = imports
-        self._mapped = mapped
-        inner = {ROWS, *cuda_probe.TENSORS}
-        self._weights = {name: imports.tensors[name] for name in imports.tensors.keys() - inner}
         self._recorded = header[RECORDED]
-        self._view: RingView | None = RingView(
-            shape, header["ring.owner"], header["ring.written_high"], imports.tensors[ROWS]
-        )
 
     def read_rows(self, slot: int, sequence: int, start: int, stop: int) -> Rows:
-        if self._view is None:
-            raise InternalError("the ring has been unmapped")
-        self._imports.check_owner()
+        if self._view is not None:
+            self._imports.check_owner()
         with losing():
-            return read_whole(self._view, slot, sequence, start, stop, self._gather)
+            return super().read_rows(slot, sequence, start, stop)
 
     def _gather(self, view: RingView, slot: int, first: int, stop: int) -> Tensor:
         """Copy rows to this GPU, asynchronously, and wait for the copy with a deadline."""
@@ -226,16 +223,8 @@ class CudaIpcGuest(FeatureGuest):
         wait_for(runtime, self._imports.done, limit, "the copy of feature rows")
         return copy
 
-    def weights(self) -> Mapping[str, Tensor]:
-        return self._weights
-
-    def mapped_bytes(self) -> int:
-        return self._mapped
-
     def close(self) -> None:
-        self._view = None
-        self._weights = {}
-        self._mapped = 0
+        super().close()
         self._imports.close()
 
 

@@ -4,26 +4,21 @@ For `launch.inprocess` and for tests of the engines. An offer is found by its ad
 process; there is nothing to serve, and nothing stops the guest from writing.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Final
 
-from torch import Tensor
-
 from protocol.config import RING_SOCKET, HandOver
-from protocol.errors import InternalError, StaleMessage, TransportRefused
+from protocol.errors import StaleMessage, TransportRefused
 from protocol.feature_ring import RingShape
 from protocol.gpu import CPU
 from protocol.transports.base import (
     FeatureGuest,
     FeatureHost,
     FeatureTransport,
-    RingView,
-    Rows,
     check_cpu,
-    read_whole,
 )
 from protocol.transports.plain import PlainHost, measures
+from protocol.transports.view_guest import ViewGuest
 
 _OFFERS: Final[dict[str, "LocalHost"]] = {}
 
@@ -45,32 +40,6 @@ class LocalHost(PlainHost):
         if _OFFERS.get(self._address) is self:
             del _OFFERS[self._address]
         super().close()
-
-
-class LocalGuest(FeatureGuest):
-    """The draft's half."""
-
-    def __init__(self, view: RingView, weights: Mapping[str, Tensor]) -> None:
-        self._view: RingView | None = view
-        self._weights = dict(weights)
-
-    def read_rows(self, slot: int, sequence: int, start: int, stop: int) -> Rows:
-        if self._view is None:
-            raise InternalError("the ring has been detached")
-        return read_whole(self._view, slot, sequence, start, stop)
-
-    def weights(self) -> Mapping[str, Tensor]:
-        return self._weights
-
-    def mapped_bytes(self) -> int:
-        tensors = list(self._weights.values())
-        if self._view is not None:
-            tensors += [self._view.owner, self._view.written_high, self._view.rows]
-        return sum(tensor.nbytes for tensor in tensors)
-
-    def close(self) -> None:
-        self._view = None
-        self._weights = {}
 
 
 class Local(FeatureTransport):
@@ -106,7 +75,9 @@ class Local(FeatureTransport):
         have, want = host.ring.shape, shape
         if measures(have) != measures(want):
             raise TransportRefused(f"ring: expected {measures(want)}, found {measures(have)}")
-        return LocalGuest(host.ring, host.shared)
+        ring = host.ring
+        seen = (ring.owner, ring.written_high, ring.rows, *host.shared.values())
+        return ViewGuest(ring, host.shared, sum(tensor.nbytes for tensor in seen))
 
 
 TRANSPORT: Final[type[FeatureTransport]] = Local

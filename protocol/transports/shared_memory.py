@@ -25,12 +25,11 @@ from protocol.transports.base import (
     FeatureHost,
     FeatureTransport,
     RingView,
-    Rows,
     WeightSpec,
     check_cpu,
-    read_whole,
 )
 from protocol.transports.mapped import map_arenas, view_tensors
+from protocol.transports.view_guest import ViewGuest
 
 
 class SharedMemoryHost(FeatureHost):
@@ -88,37 +87,12 @@ class SharedMemoryHost(FeatureHost):
         self._places.clear()
 
 
-class SharedMemoryGuest(FeatureGuest):
-    """The draft's half: read-only mappings; they end when the last tensor over them does."""
-
-    def __init__(self, view: RingView, weights: Mapping[str, Tensor], mapped: int) -> None:
-        self._view: RingView | None = view
-        self._weights = dict(weights)
-        self._mapped = mapped
-
-    def read_rows(self, slot: int, sequence: int, start: int, stop: int) -> Rows:
-        if self._view is None:
-            raise InternalError("the ring has been unmapped")
-        return read_whole(self._view, slot, sequence, start, stop)
-
-    def weights(self) -> Mapping[str, Tensor]:
-        return self._weights
-
-    def mapped_bytes(self) -> int:
-        return self._mapped
-
-    def close(self) -> None:
-        self._view = None
-        self._weights = {}
-        self._mapped = 0
-
-
-def _map(answer: Layout, descriptors: Sequence[int], shape: RingShape) -> SharedMemoryGuest:
+def _map(answer: Layout, descriptors: Sequence[int], shape: RingShape) -> ViewGuest:
     arena_layout.check_places(answer, shape)
     tensors = map_arenas(answer, descriptors)
     owner, high, rows = (tensors.pop(name) for name in arena_layout.ring_tensors(shape))
     view = RingView(shape=shape, owner=owner, written_high=high, rows=rows)
-    return SharedMemoryGuest(view, tensors, sum(answer.arenas))
+    return ViewGuest(view, tensors, sum(answer.arenas))
 
 
 class SharedMemory(FeatureTransport):

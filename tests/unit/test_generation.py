@@ -11,12 +11,12 @@ from launch import drafts, exit_codes
 from launch.commands import generation, output
 from launch.commands.output import ProgressLine, TextOutput, TraceFile
 from launch.commands.receiver import Receiver
-from launch.interrupts import CAUGHT
 from launch.models import LocalModel
 from launch.stream import TextStream
 from protocol.codec import pack_tokens
 from protocol.errors import ModelNotFound, PromptTooLong, UsageError
 from protocol.messages import Cancel, Piece, Progress, Refused
+from protocol.signals import ENDING
 
 NAMES = "abcdefghijklmnopqrstuvwxyz"
 
@@ -153,7 +153,7 @@ def test_the_last_line_is_ended_once(capsys):
 
 
 def test_every_caught_signal_has_its_exit_code():
-    assert {number: 128 + number for number in CAUGHT} == exit_codes.SIGNALS
+    assert {number: 128 + number for number in ENDING} == exit_codes.SIGNALS
     assert exit_codes.SIGNALS[signal.SIGINT] == exit_codes.INTERRUPTED
 
 
