@@ -42,7 +42,7 @@ $(VENV)/installed-dev: $(INPUTS) | $(BIN)/python
 
 demo: $(VENV)/installed  ## install, fetch the default model, generate once
 	$(BIN)/dflashd pull
-	$(BIN)/dflashd generate --max-tokens 96 --stats "$(DEMO_PROMPT)"
+	$(BIN)/dflashd generate --max-tokens 96 --block-width 8 --stats "$(DEMO_PROMPT)"
 
 test: $(VENV)/installed-dev  ## install, then every test except those for a GPU and the soak
 	@$(PULL)
