@@ -15,6 +15,7 @@ from protocol.errors import (
     DeadlineExceeded,
     FeatureExpired,
     InternalError,
+    OutOfMemory,
     Parked,
     Unavailable,
     UnsupportedModel,
@@ -33,6 +34,7 @@ from protocol.messages import (
 )
 
 # Of a draft that cannot reach its target, or came too late there: it need not be started again.
+MOST_STARVED: Final = 8  # answers in a row for which it had no memory
 NOT_ITS_FAULT: Final = {DeadlineExceeded.code, FeatureExpired.code, Unavailable.code}
 
 
@@ -77,6 +79,7 @@ class DraftSide:
         self.reason = reason
         self.block = Block()
         self._is_owed = False  # a life that it lost is being made good
+        self._starved = 0
         self._ingested = 0  # rows below this position are context, or were given up
         self._wanted = submit.draft_context
         self._sampling = submit.sampling
@@ -203,6 +206,8 @@ class DraftSide:
     def take(self, asked: Request, item: Result, *, decoding: bool) -> bool:
         """Take in the answer to `asked`; True when a block is ready to be verified."""
         match asked, item:
+            case ProposeItem() | IngestItem(), ItemFailed(code=OutOfMemory.code):
+                return self._on_starved(asked, item)
             case _, ItemFailed():
                 holds_slot = not isinstance(asked, OpenItem)
                 reason, sick = f"the draft refused: {item.detail}", item.code not in NOT_ITS_FAULT
@@ -256,12 +261,26 @@ class DraftSide:
             return False
         self.block.ingested += self.behind(asked.base_pos)
         self._ingested = asked.base_pos
-        self.block.offered = item.tokens
+        self._starved, self.block.offered = 0, item.tokens
         self.block.top_ids, self.block.top_logprobs = item.top_ids, item.top_logprobs
         self.block.draft_seconds += item.draft_seconds
         self.block.ingest_seconds += item.ingest_seconds
         self.block.moved_bytes += item.moved_bytes
         return True
+
+    def _on_starved(self, asked: ProposeItem | IngestItem, item: ItemFailed) -> bool:
+        """It had no memory for this: the round goes on at width 1, and the next one asks again.
+
+        True where nothing that it proposed is to be verified now.
+        """
+        self._starved += 1
+        self.reason = f"the draft refused: {item.detail}"
+        if self._starved >= MOST_STARVED:
+            self._leave(self.reason, holds_slot=True)
+            return False
+        if isinstance(asked, IngestItem):
+            self.give_up(asked.stop)
+        return isinstance(asked, ProposeItem)
 
     def _leave(self, reason: str, holds_slot: bool) -> None:
         """Go on without the draft, which may serve others; its slot there is freed."""

@@ -8,7 +8,15 @@ from protocol.errors import DaemonError, InternalError, OutOfMemory
 from protocol.messages import Failed, Item, ItemFailed, LinkMessage
 
 MAX_DETAIL: Final = 4096
-OUT_OF_MEMORY: Final = "out of memory"  # as a GPU's allocator words it, in a RuntimeError
+# How torch words a failed allocation on the CPU ("DefaultCPUAllocator: can't allocate memory"), in
+# its kernels (oneDNN, the C++ library) and on a GPU; it is a plain RuntimeError.
+ALLOCATION_MARKS: Final = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+    "could not create a memory",
+)
 
 Request = TypeVar("Request", bound=LinkMessage)
 I = TypeVar("I", bound=Item)  # noqa: E741 -- an item, beside its result R
@@ -52,9 +60,15 @@ def typed(error: Exception, doing: str) -> DaemonError:
         log.info("%s refused: %s: %s", doing, error.code, error)
         return error
     log.error("%s failed", doing, exc_info=error)
-    if isinstance(error, MemoryError) or OUT_OF_MEMORY in str(error).lower():
+    if is_out_of_memory(error):
         return OutOfMemory(f"{doing}: an allocation failed")
     return InternalError(f"{doing} failed; the daemon's log says why")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed, here or on a GPU."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(mark in text for mark in ALLOCATION_MARKS)
 
 
 def failed(message: LinkMessage, error: DaemonError) -> Failed:

@@ -6,8 +6,6 @@ it is. After any error a sequence is as it was before the call.
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import Final, Literal, TypeAlias
 
@@ -34,7 +32,7 @@ from protocol.messages import (
 from protocol.transports.base import RingView
 from target_daemon.capture import publish
 from target_daemon.checks import Limits, check_block, check_chunk, check_replay, check_vocabulary
-from target_daemon.failures import typed_failures
+from target_daemon.failures import undone_on_failure
 from target_daemon.kept import KeptState
 from target_daemon.logprobs import raw_logprobs
 from target_daemon.sequences import Sequence, Sequences, resolved
@@ -95,7 +93,8 @@ class Engine:
     def prefill(self, item: PrefillItem) -> PrefilledItem:
         """Run one chunk; the last one also chooses the first token.
 
-        Raises PositionMismatch, PromptTooLong, ProtocolError, OutOfMemory or InternalError.
+        One that there is no memory for is tried row by row before the request fails. Raises
+        PositionMismatch, PromptTooLong, ProtocolError, OutOfMemory or InternalError.
         """
         started = perf_counter()
         sequence = self._sequences.get(item.sequence)
@@ -103,7 +102,13 @@ class Engine:
         chunk, most = self._limits.prefill_chunk, self._target.max_positions
         check_chunk(sequence, item, len(ids), chunk=chunk, most=most)
         check_vocabulary(ids, item.start, self._target.vocab_size)
-        token, logprobs = self._run_chunk(sequence, item, ids)
+        try:
+            token, logprobs = self._run_chunk(sequence, item, ids, len(ids))
+        except OutOfMemory as error:
+            if len(ids) == 1 or sequence.lost:
+                raise
+            log.warning("a chunk of %d rows failed (%s); trying width 1", len(ids), error)
+            token, logprobs = self._run_chunk(sequence, item, ids, 1)
         finish: Finish = "stop" if token in sequence.stops else ""
         stop = item.start + len(ids)
         publish(self._ring, sequence.slot, item.start, stop)
@@ -134,7 +139,7 @@ class Engine:
         sequence.tokens[item.base_pos] = ids[0]
         for start in range(0, len(ids) - 1, self._limits.max_width):
             stop = min(start + self._limits.max_width, len(ids) - 1)
-            mismatches += self._run_again(sequence, ids[start : stop + 1])
+            mismatches += self._run_part(sequence, ids[start : stop + 1])
         sequence.finish = ""
         publish(self._ring, sequence.slot, item.base_pos, sequence.committed)
         return ReplayedItem(
@@ -202,15 +207,21 @@ class Engine:
             self._target.reset(slot)
 
     def _run_chunk(
-        self, sequence: Sequence, item: PrefillItem, ids: tuple[int, ...]
+        self, sequence: Sequence, item: PrefillItem, ids: tuple[int, ...], rows: int
     ) -> tuple[int, tuple[TokenLogprobs, ...]]:
-        """Forward the chunk; the chosen token, or -1 before the last chunk, and its logprobs."""
+        """Forward the chunk, `rows` at a time; the chosen token and its logprobs.
+
+        Before the last chunk the token is -1.
+        """
         stop = item.start + len(ids)
         tokens = torch.tensor(ids)
-        with self._undone_on_failure(sequence, len(ids)):
-            logits = self._target.verify_batch(
-                sequence.slot, tokens, item.start, "last" if item.last else "none"
-            )
+        with undone_on_failure(self._target, sequence, len(ids)):
+            logits = None
+            for at in range(0, len(ids), rows):
+                part = tokens[at : at + rows]
+                is_end = item.last and at + rows >= len(ids)
+                wanted: Literal["last", "none"] = "last" if is_end else "none"
+                logits = self._target.verify_batch(sequence.slot, part, item.start + at, wanted)
             sequence.tokens[item.start : stop] = tokens
             if logits is None:
                 return NO_TOKEN, ()
@@ -220,12 +231,22 @@ class Engine:
             sequence.tokens[stop] = token
             return token, raw_logprobs(logits, (-1,), (token,), sampling.logprobs)
 
+    def _run_part(self, sequence: Sequence, ids: tuple[int, ...]) -> int:
+        """`_run_again`, one row at a time where there is no memory for all of them."""
+        try:
+            return self._run_again(sequence, ids)
+        except OutOfMemory as error:
+            if len(ids) == 2 or sequence.lost:
+                raise
+            log.warning("a replay of %d rows failed (%s); trying width 1", len(ids) - 1, error)
+        return sum(self._run_again(sequence, ids[at : at + 2]) for at in range(len(ids) - 1))
+
     def _run_again(self, sequence: Sequence, ids: tuple[int, ...]) -> int:
         """Commit all of `ids` but the last, which is pending then; how many are not the choice."""
         base, rows = sequence.committed, len(ids) - 1
         block = Block(base, ids[:-1], torch.tensor(ids[:-1]))
         rules = Rules(sequence.sampling, frozenset(), rows, sequence.tokens[: base + 1])
-        with self._undone_on_failure(sequence, rows) as restore:
+        with undone_on_failure(self._target, sequence, rows) as restore:
             chosen = self._strategy.judge(
                 block, self._strategy.forward(self._target, sequence.slot, block), rules
             ).chosen
@@ -253,7 +274,7 @@ class Engine:
         base, target = sequence.committed, self._target
         strategy = TREE if block.parents else self._strategy
         rules = Rules(sequence.sampling, sequence.stops, budget, sequence.tokens[: base + 1])
-        with self._undone_on_failure(sequence, len(block.ids)) as restore:
+        with undone_on_failure(self._target, sequence, len(block.ids)) as restore:
             logits = strategy.forward(target, sequence.slot, block)
             judgement = strategy.judge(block, logits, rules)
             wanted = rules.sampling.logprobs
@@ -274,25 +295,3 @@ class Engine:
             # A failed fast rollback is a reason to replay, never an error.
             log.warning("fast rollback to %d rows failed; replaying", len(judgement.path))
             return False
-
-    @contextmanager
-    def _undone_on_failure(self, sequence: Sequence, rows: int) -> Iterator[Callable[[], None]]:
-        """Return to the present state if the body raises, and raise typed errors only.
-
-        Yields the function that returns to the present state.
-        """
-        slot, base, target = sequence.slot, sequence.committed, self._target
-        sequence.before = None
-        with typed_failures(f"forward of {rows} rows at position {base}"), ExitStack() as undo:
-            snapshot = target.snapshot_kv(slot, base, rows)
-
-            def restore() -> None:
-                sequence.lost = True  # until the next line has succeeded
-                target.restore_kv(slot, snapshot)
-                sequence.lost = False
-
-            undo.callback(restore)
-            yield restore
-            undo.pop_all()
-            if not target.supports_cut:  # its end may be found to lie within these rows
-                sequence.before = base, snapshot

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from support.services import Service, draft_config, target_config
 from support.supervised import DEADLINES, Client, attach_plan
-from support.trials import PROMPTS, RESTARTS, TOKENS, Trials, command_for
+from support.trials import PROMPTS, RESTARTS, TOKENS, Trials, combinations, command_for
 
 from launch.supervisor import Supervisor
 from protocol.config import write_config
@@ -71,8 +71,8 @@ def run_attached_trials(folder: Path, runtime_dir: Path, count: int, **deadlines
         for number, prompt in enumerate(PROMPTS):
             client = Client(supervisor, 10_000_000 + number).submit(prompt, TOKENS).finish()
             expected[tuple(prompt)] = client.tokens
-        source = random.Random(count)
-        trials = Trials(supervisor, folder / "trial", PROMPTS, expected, TOKENS, source)
+        source, text = random.Random(count), (PROMPTS, expected, TOKENS)
+        trials = Trials(supervisor, folder / "trial", *text, source, combinations())
         trials.run(count)
         trials.check(supervisor.describe())
     return trials

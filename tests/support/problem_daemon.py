@@ -4,8 +4,8 @@
 which hold no torch. The fault comes from the file that $DFLASH_TRIAL names, one line
 ``role fault verb n moment``: at the n-th message of that verb since the file was written,
 ``before`` or ``after`` the work (after the commit, before the reply). A fault strikes once: its
-file is gone then. Faults: ``kill``, ``stop`` (SIGSTOP), ``exit``, ``hang``, ``garbage``; and, of
-the reply alone, those of `LIES`.
+file is gone then. Faults: ``kill``, ``stop`` (SIGSTOP), ``exit``, ``hang``, ``garbage``; ``inside``
+the work ``starve``: an allocation fails; and, of the reply alone, those of `LIES`.
 """
 
 import os
@@ -58,6 +58,47 @@ def foreign_life(reply):
     return msgspec.structs.replace(reply, **lives)
 
 
+def allocate(*_):
+    """What torch raises where there is no memory, from its own allocator."""
+    import torch
+
+    return torch.empty(1 << 62, dtype=torch.uint8)
+
+
+def no_memory(*_):
+    raise MemoryError
+
+
+def starving_place(daemon, role, verb):
+    """The object, the name of its method, and what is called in its place, once."""
+    if not hasattr(daemon, "_engine"):  # a model daemon
+        return daemon.engine, verb, no_memory
+    if role == "target":
+        return daemon._engine._target, "verify_batch", allocate
+    return (
+        daemon._engine._network,
+        {"ingest": "project_context", "propose": "block"}[verb],
+        allocate,
+    )
+
+
+@contextmanager
+def starved(daemon, role, verb):
+    """The first call there fails; whatever follows is the daemon's own."""
+    owner, name, failing = starving_place(daemon, role, verb)
+    own = getattr(owner, name)
+
+    def once(*arguments):
+        setattr(owner, name, own)
+        return failing(*arguments)
+
+    setattr(owner, name, once)
+    try:
+        yield
+    finally:
+        setattr(owner, name, own)
+
+
 LIES = {
     "late": late,
     "twice": twice,
@@ -85,6 +126,10 @@ class Problem:
         moment = self._strikes(type(message).__name__.lower())
         if moment == "before":
             self._fail()
+        if moment == "inside":
+            self._trial.unlink()
+            with starved(self._daemon, self._role, type(message).__name__.lower()):
+                return self._daemon.handle(message)
         reply = self._daemon.handle(message)
         if moment == "after":
             self._fail()

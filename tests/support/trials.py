@@ -39,17 +39,36 @@ LIARS = {
     "lying verify": ("target", "verify", "reply"),
     "lying propose": ("draft", "propose", "reply"),
 }
+# An allocation fails inside the work; of the model daemons, the draft's alone know what to do then.
+STARVED = {
+    "starved ingest": ("draft", "ingest", "inside"),
+    "starved propose": ("draft", "propose", "inside"),
+}
+STARVED_TARGET = {
+    "starved prefill": ("target", "prefill", "inside"),
+    "starved verify": ("target", "verify", "inside"),
+}
+PLACES = PHASES | LIARS | STARVED | STARVED_TARGET
+# What somebody asks of a supervisor in mid-text, as suddenly as it can be asked for.
+OPERATIONS = [
+    ("target streaming", "park"),
+    ("draft streaming", "park"),
+    ("draft streaming", "swap"),
+]
+WITHIN = 600.0  # seconds for which a parked target's requests wait
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "exit": signal.SIGTERM}
 
 
-def combinations():
-    """Every (phase, fault) that there is."""
+def combinations(pair="services"):
+    """Every (phase, fault) that there is for "model" or "real" daemons, or for model "services"."""
     faults = [
         (phase, fault)
         for phase, fault in itertools.product(PHASES, FAULTS)
         if PHASES[phase][1] or fault in SIGNALS
     ]
-    return faults + list(itertools.product(LIARS, LIES))
+    faults += itertools.product(LIARS, LIES)
+    faults += itertools.product(STARVED | (STARVED_TARGET if pair == "real" else {}), ["starve"])
+    return faults + (OPERATIONS if pair in ("model", "real") else [])
 
 
 def command_for(pair):
@@ -70,6 +89,8 @@ class Trials:
     expected: dict[tuple[int, ...], list[int]]
     tokens: int
     source: random.Random
+    kinds: list[tuple[str, str]]  # of `combinations`
+    draft: str = ""  # to swap to
     hits: Counter = field(default_factory=Counter)  # (daemon, fault, phase)
     missed: int = 0
     differences: list[str] = field(default_factory=list)
@@ -90,36 +111,63 @@ class Trials:
 
     def _shuffled(self) -> list[tuple[str, str]]:
         """All combinations, the last ones, which are taken first, one of each phase."""
-        order = combinations()
+        order = list(self.kinds)
         self.source.shuffle(order)
         first = {phase: (phase, fault) for phase, fault in order}.values()
         return [one for one in order if one not in first] + list(first)
 
     def _one(self, phase: str, fault: str) -> bool:
-        supervisor, (role, verb, moment) = self.supervisor, (PHASES | LIARS)[phase]
+        """Whether it struck while its request was unfinished."""
+        supervisor, (role, verb, moment) = self.supervisor, PLACES[phase]
         supervisor.run_until(lambda: supervisor.describe().mode == "speculative")
-        prompt = self.source.choice(self.prompts)
+        prompt, what = self.source.choice(self.prompts), f"{role} {fault} {phase}"
         if verb:
             number = self.source.randint(1, 2 if verb in ("prefill", "ingest") else 6)
             self.trial.write_text(f"{role} {fault} {verb} {number} {moment}")
-        self._number += 1
-        client = Client(supervisor, self._number).submit(prompt, self.tokens)
-        hit = False
-        if verb:
-            client.finish()
+            self._compare(self._submit(prompt).finish(), prompt, what)
             hit = not self.trial.exists()
             self.trial.unlink(missing_ok=True)
+        elif fault == "swap":
+            hit = self._swap(prompt, what)
         else:
-            wanted = self.source.randint(1, 6)
-            supervisor.run_until(lambda: len(client.pieces) >= wanted or client.done)
-            pid = getattr(supervisor.describe(), role).pid
-            if not client.done and pid is not None:
-                os.kill(pid, SIGNALS[fault])
-                hit = True
-            client.finish()
-        self._compare(client, prompt, f"{role} {fault} {phase}")
+            hit = self._interrupt(role, fault, prompt, what)
         if hit:
             self.hits[role, fault, phase] += 1
+        return hit
+
+    def _submit(self, prompt: list[int]) -> Client:
+        self._number += 1
+        return Client(self.supervisor, self._number).submit(prompt, self.tokens)
+
+    def _interrupt(self, role, fault, prompt: list[int], what: str) -> bool:
+        """Between two pieces."""
+        supervisor, client = self.supervisor, self._submit(prompt)
+        wanted = self.source.randint(1, 6)
+        supervisor.run_until(lambda: len(client.pieces) >= wanted or client.done)
+        pid = getattr(supervisor.describe(), role).pid
+        hit = not client.done and pid is not None
+        if hit and fault == "park":
+            parked, back = [], []
+            supervisor.park(role, parked.append, now=True, within=WITHIN)
+            supervisor.run_until(lambda: parked)
+            supervisor.unpark(role, back.append)
+            supervisor.run_until(lambda: back)
+            assert (parked, back) == ([f"the {role} is parked"], [f"the {role} runs"])
+        elif hit:
+            os.kill(pid, SIGNALS[fault])
+        self._compare(client.finish(), prompt, what)
+        return hit
+
+    def _swap(self, prompt: list[int], what: str) -> bool:
+        """One request after the other until the other draft serves, which must be within one."""
+        answers, hit = [], False
+        self.supervisor.swap(self.draft, answers.append)
+        while not answers:
+            client = self._submit(prompt)
+            self.supervisor.run_until(lambda one=client: one.done or answers)
+            hit = not client.done
+            self._compare(client.finish(), prompt, what)
+        assert answers == [f"the draft is {self.draft} now"]
         return hit
 
     def _compare(self, client: Client, prompt: list[int], what: str) -> None:
@@ -142,17 +190,13 @@ class Trials:
         """Nothing lost, nothing different, and every phase was really hit."""
         assert self.differences == []
         assert self.mismatches == 0
-        shares = [self.hits[role_of(phase), fault, phase] for phase, fault in combinations()]
+        shares = [self.hits[PLACES[phase][0], fault, phase] for phase, fault in self.kinds]
         if self.hits.total() >= len(shares):
             assert min(shares) >= 0.05 * self.hits.total() / len(shares)
-        assert {phase for _, _, phase in self.hits} == {*PHASES, *LIARS}
+        assert {phase for _, _, phase in self.hits} == {phase for phase, _ in self.kinds}
         assert status.num_target_restarts > 0
         assert status.num_draft_restarts > 0
         assert (status.running, status.waiting, status.refused) == (0, 0, 0)
-
-
-def role_of(phase: str) -> str:
-    return (PHASES | LIARS)[phase][0]
 
 
 def run_trials(folder: Path, pair: str, count: int, **deadlines: float) -> Trials:
@@ -166,8 +210,9 @@ def run_trials(folder: Path, pair: str, count: int, **deadlines: float) -> Trial
         for number, prompt in enumerate(PROMPTS):
             client = Client(supervisor, 10_000_000 + number).submit(prompt, TOKENS).finish()
             expected[tuple(prompt)] = client.tokens
-        source = random.Random(count)
-        trials = Trials(supervisor, folder / "trial", PROMPTS, expected, TOKENS, source)
+        source, kinds, place = random.Random(count), combinations(pair), folder / "trial"
+        text = (PROMPTS, expected, TOKENS)
+        trials = Trials(supervisor, place, *text, source, kinds, str(draft))
         trials.run(count)
         status = supervisor.describe()
     trials.check(status)

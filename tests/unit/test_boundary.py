@@ -42,7 +42,14 @@ def test_a_defect_in_one_sequence_does_not_lose_what_others_committed(caplog):
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")]
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("could not create a memory object"),
+    ],
 )
 def test_a_failed_allocation_is_out_of_memory_not_a_defect(error):
     assert each(ITEMS, failing(error))[1].code == "out_of_memory"

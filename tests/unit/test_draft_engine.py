@@ -25,6 +25,7 @@ from draft_daemon.engine import Engine
 from draft_daemon.head import Borrowed
 from draft_daemon.likeliest import likeliest, with_noise
 from draft_daemon.models.dflash import DFlash
+from protocol.boundary import each
 from protocol.choice import choose
 from protocol.config import DraftConfig
 from protocol.errors import (
@@ -168,6 +169,26 @@ def test_ingest_cannot_go_back(bench):
         bench.engine.ingest(IngestItem(sequence=1, stop=9))
     with pytest.raises(PositionMismatch):
         bench.propose(9)
+
+
+@pytest.mark.parametrize("part", ["project_context", "block"])
+def test_an_allocation_that_fails_is_said_and_the_next_round_is_as_if_it_had_not(
+    bench, monkeypatch, part
+):
+    features = bench.sequence()
+    features.write(0, 20)
+    own = getattr(DFlash, part)
+
+    def starved(self, *arguments):
+        own(self, *arguments)
+        return torch.empty(1 << 62, dtype=torch.uint8)
+
+    item = ProposeItem(sequence=1, round=2, base_pos=20, pending=7, width=6)
+    with monkeypatch.context() as patched:
+        patched.setattr(DFlash, part, starved)
+        (failed,) = each((item,), bench.engine.propose)
+    assert failed.code == "out_of_memory"
+    assert bench.tokens(20) == bench.expected(features, 20)
 
 
 def test_rows_that_the_target_overwrote_are_a_gap(tmp_path):

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from support.drive import generate, unpack
+from support.drive import generate, pack, unpack
 from support.engines import CHUNK, PROMPT, WIDTH, block, chunk, engine_over, oracle, ready
 from support.reference_loop import greedy
 from support.toy_target import AttentionTarget, FailingTarget
 
 from protocol import errors
-from protocol.messages import CloseItem, OpenItem
+from protocol.messages import CloseItem, OpenItem, ReplayItem
 
 NO_MEMORY = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes")
 
@@ -72,12 +72,47 @@ def test_a_failed_chunk_is_undone_and_can_be_sent_again():
     engine = engine_over(target)
     engine.open(OpenItem(sequence=1))
     engine.prefill(chunk(0, PROMPT[:4]))
-    target.failures = {1: NO_MEMORY}
+    target.failures = {1: NO_MEMORY, 3: NO_MEMORY}  # the chunk, then the second of its rows
     with pytest.raises(errors.OutOfMemory):
         engine.prefill(chunk(4, PROMPT[4:8]))
+    assert target.failures == {}
     engine.prefill(chunk(4, PROMPT[4:8]))
     token = engine.prefill(chunk(8, PROMPT[8:], last=True)).token
     assert [token] == greedy(AttentionTarget(), PROMPT, 1)
+
+
+@pytest.mark.parametrize("failed", [0, 1, 2])
+def test_a_chunk_without_memory_is_tried_row_by_row(failed):
+    text = greedy(AttentionTarget(), PROMPT, 12)
+    target = FailingTarget()
+    target.failures = {failed: NO_MEMORY}
+    engine = engine_over(target)
+    got, *_ = generate(engine, PROMPT, 12, chunk=CHUNK)
+    assert (got, target.failures) == (text, {})
+
+
+def test_a_replay_without_memory_is_tried_row_by_row():
+    text = greedy(AttentionTarget(), PROMPT, 20)
+    target = FailingTarget()
+    engine, _, _ = ready(target)
+    target.failures = {4: NO_MEMORY}  # the second part of the replay
+    item = ReplayItem(sequence=1, round=9, base_pos=len(PROMPT), tokens=pack(text[:15]))
+    answer = engine.replay(item)
+    assert (answer.committed, answer.mismatches, target.failures) == (len(PROMPT) + 14, 0, {})
+    verdict = engine.verify(block(text[14:18], base=answer.committed, number=10))
+    assert unpack(verdict.tokens) == text[15:19]
+
+
+def test_a_replay_without_memory_for_one_row_is_refused():
+    text = greedy(AttentionTarget(), PROMPT, 5)
+    target = FailingTarget()
+    engine, _, _ = ready(target)
+    target.failures = {3: NO_MEMORY, 4: NO_MEMORY}
+    with pytest.raises(errors.OutOfMemory):
+        engine.replay(ReplayItem(sequence=1, base_pos=len(PROMPT), tokens=pack(text[:3])))
+    target.failures = {5: NO_MEMORY}
+    with pytest.raises(errors.OutOfMemory, match="1 rows"):
+        engine.replay(ReplayItem(sequence=1, base_pos=len(PROMPT), tokens=pack(text[:2])))
 
 
 def test_a_sequence_whose_state_cannot_be_restored_never_computes_again():

@@ -8,6 +8,7 @@ from support.session_world import SEQUENCE, Setting, World
 from launch.answers import ingest_defect
 from launch.attached import FAR_SICK, SICK, leave_messages
 from launch.coupling import Couplings
+from launch.draft_side import MOST_STARVED
 from launch.events import CancelRequested, DeadlineExpired, DraftUp, Fail, Finish, Reply, Start
 from launch.far import Far
 from launch.peer import Peer
@@ -436,6 +437,38 @@ def test_a_draft_that_ends_before_the_text_does_is_left_and_lives_on():
     assert (made.tokens, made.accused) == (made.setting.text[0], [])
     assert names(made.draft.calls)[-1] == "Close"
     assert made.session.mode == ("autoregressive", "the draft refused: refused in this test")
+
+
+def test_a_draft_without_memory_costs_one_round_and_is_asked_again():
+    made = until("draft", ProposeItem)
+    made.refuse("draft", "out_of_memory")
+    (asked,) = made.asked["target"]
+    assert len(asked.tokens) == 4  # the pending token alone
+    made.drain()
+    assert (made.tokens, made.accused) == (made.setting.text[0], [])
+    assert made.session.tally.num_drafts > 1
+    assert made.session.mode == ("speculative", "the draft refused: refused in this test")
+
+
+def test_an_ingest_that_there_is_no_memory_for_leaves_a_gap():
+    made = until("draft", IngestItem, prompt=[1 + i % 50 for i in range(150)], context=150)
+    made.refuse("draft", "out_of_memory")
+    made.drain()
+    assert (made.tokens, made.accused) == (made.setting.text[0], [])
+    assert made.draft.gaps > 0
+    assert made.session.tally.num_drafts > 0
+
+
+def test_a_draft_that_never_has_memory_is_left_by_that_request_and_lives_on():
+    made = until("draft", ProposeItem)
+    while made.session.mode[0] == "speculative":
+        if made.asked["draft"]:
+            made.refuse("draft", "out_of_memory")
+        made.answer("target")
+    made.drain()
+    assert (made.tokens, made.accused) == (made.setting.text[0], [])
+    assert len(made.pieces) > MOST_STARVED
+    assert names(made.draft.calls)[-1] == "Close"
 
 
 def test_a_late_draft_costs_one_deadline_and_its_answer_is_dropped():
