@@ -62,6 +62,10 @@ class DraftDaemon:
         self._engine: Engine | None = None
         self._target_life = -1
         self._life = config.life
+        # Context and block lie below the last position that the network takes.
+        facts = draft.config
+        room = facts.max_positions - facts.max_proposals - 1
+        self._window = max(1, min(config.context_window, room))
 
     def extra(self) -> Mapping[int, Callable[[], None]]:
         """A draft watches nothing beside its control socket."""
@@ -116,8 +120,9 @@ class DraftDaemon:
             mask_token_id=facts.mask_token_id,
             block_size=facts.block_size,
             sample_from_anchor=facts.sample_from_anchor,
-            context_window=config.context_window,
+            context_window=self._window,
             top_k=MAX_TOP_K,
+            max_positions=facts.max_positions,
             slots=config.slots,
             load_seconds=self._load_seconds,
             weight_bytes=self._draft.weight_bytes,
@@ -136,13 +141,15 @@ class DraftDaemon:
             guest,
             vocab_size=message.vocab_size,
             slots=min(config.slots, message.slots),
-            context_window=config.context_window,
+            context_window=self._window,
             max_ingest=config.max_ingest,
             lexicon=lexicon(self._draft, guest, message, config),
         )
         engine.warm_up()
         seconds = perf_counter() - began
-        found = compare(guest.weights(), facts.feature_width, engine.first_tokens)
+        found = compare(
+            guest.weights(), facts.feature_width, engine.first_tokens, window=self._window
+        )
         self._engine, self._target_life = engine, message.target_life
         return Paired(
             **self._lives(message),

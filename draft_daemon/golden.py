@@ -27,8 +27,12 @@ def compare(
     weights: Mapping[str, Tensor],
     feature_width: int,
     first_tokens: Callable[[Tensor, Tensor, range], tuple[int, ...]],
+    *,
+    window: int,
 ) -> Agreement:
     """Hold the draft against what the target shares of its fixed prompt, if it does.
+
+    Not where the prompt has more rows than the `window` of context that the draft keeps.
 
     `first_tokens` takes feature rows [n, width], ids [n] and the positions of pending tokens, and
     answers the token that the draft proposes to follow each. Raises DraftMismatch for a prompt
@@ -43,7 +47,7 @@ def compare(
             f"rows of {feature_width} were expected"
         )
     places = range(CONTEXT, ids.shape[1])
-    if not places:
+    if not places or ids.shape[1] > window:
         return NOT_COMPARED
     found = first_tokens(rows, ids[0], places)
     chosen = ids[1, CONTEXT:].tolist()

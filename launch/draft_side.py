@@ -1,10 +1,10 @@
 """One session's dealings with its draft: whether it can be asked, and what it has answered."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from launch.answers import ingest_defect, proposal_defect
+from launch.block import Block
 from launch.coupling import Coupling, temperatures
 from launch.events import DraftFacts, Request, Result, TargetFacts
 from launch.outstanding import Outstanding
@@ -36,24 +36,6 @@ from protocol.messages import (
 # Of a draft that cannot reach its target, or came too late there: it need not be started again.
 MOST_STARVED: Final = 8  # answers in a row for which it had no memory
 NOT_ITS_FAULT: Final = {DeadlineExceeded.code, FeatureExpired.code, Unavailable.code}
-
-
-@dataclass(slots=True)
-class Block:
-    """The round in progress: what was proposed and by whom, and the draft's times."""
-
-    offered: bytes = b""  # all that the draft proposed
-    top_ids: bytes = b""  # and at each slot besides, likeliest first
-    top_logprobs: tuple[float, ...] = ()
-    proposed: bytes = b""  # what is verified
-    chain: int = 0  # proposals that follow one another; a tree's others stand behind them
-    parents: bytes = b""  # of a tree's rows; empty: a chain
-    hinted: frozenset[int] = frozenset()  # indices of proposals that are hints
-    looked_up: frozenset[int] = frozenset()  # and of those from n-grams
-    ingested: int = 0  # feature rows
-    draft_seconds: float = 0.0
-    ingest_seconds: float = 0.0
-    moved_bytes: int = 0  # over a network
 
 
 class DraftSide:
@@ -103,11 +85,12 @@ class DraftSide:
         window = self.facts.context_window
         return min(self._wanted, window) if self._wanted else window
 
-    @property
-    def block_size(self) -> int:
-        """The widest block it can propose now; 1 is none."""
-        asked, facts = self._asked, self.facts
-        return 1 if facts is None or self.stage != "open" or asked.is_late else facts.block_size
+    def block_size(self, base: int) -> int:
+        """The widest block it can propose now at `base`; 1 is none."""
+        facts = self.facts
+        if facts is None or self.stage != "open" or self._asked.is_late:
+            return 1
+        return max(1, min(facts.block_size, facts.positions - base))
 
     def mode(self) -> tuple[Literal["speculative", "autoregressive"], str]:
         """How the request goes on from here, and why."""
@@ -128,8 +111,12 @@ class DraftSide:
         can_ask = self.holds_slot and not self._asked.is_late
         return can_ask and needed < min(overwritten, first)
 
-    def open(self, opened: OpenedItem | None) -> None:
-        """If it can be asked, ask for the slot that the target assigned, with what lies there."""
+    def open(self, opened: OpenedItem | None, base: int) -> None:
+        """If it can be asked, ask for the slot that the target assigned, with what lies there.
+
+        At a `base` above which no block fits below the last position that it takes, it is left.
+        """
+        self._leave_at(base)
         if self.stage != "available" or "draft" in self._asked or opened is None:
             return
         self.stage = "opening"
@@ -281,6 +268,13 @@ class DraftSide:
         if isinstance(asked, IngestItem):
             self.give_up(asked.stop)
         return isinstance(asked, ProposeItem)
+
+    def _leave_at(self, base: int) -> None:
+        facts, asked = self.facts, self._asked
+        if facts is None or "draft" in asked or asked.is_late or base + 2 <= facts.positions:
+            return
+        most = f"the draft takes {facts.positions:,} positions"
+        self._leave(f"the text has come to position {base:,}, and {most}", self.holds_slot)
 
     def _leave(self, reason: str, holds_slot: bool) -> None:
         """Go on without the draft, which may serve others; its slot there is freed."""

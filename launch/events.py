@@ -1,7 +1,7 @@
 """What happens to a session, and what it asks for: events in, commands out."""
 
 from dataclasses import dataclass
-from typing import Literal, Self, TypeAlias
+from typing import Final, Literal, Self, TypeAlias
 
 from protocol.errors import DaemonError
 from protocol.messages import (
@@ -43,6 +43,8 @@ Result: TypeAlias = (
     | ItemFailed
 )
 
+MAX_POSITIONS: Final = (1 << 31) - 1  # of a draft that states none
+
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
@@ -82,11 +84,14 @@ class DraftFacts:
     context_window: int
     doubt: str = ""  # why it may be no draft for this target
     top_k: int = 0  # ids that it can state for each slot; 0: the best alone
+    positions: int = MAX_POSITIONS  # that it takes, from 0 on
 
     @classmethod
     def of(cls, hello: DraftHello, doubt: str = "") -> Self:
         widest = hello.block_size + hello.sample_from_anchor
-        return cls(hello.draft_life, widest, hello.context_window, doubt, hello.top_k)
+        rows = (widest, hello.context_window)
+        positions = hello.max_positions or MAX_POSITIONS
+        return cls(hello.draft_life, *rows, doubt, hello.top_k, positions)
 
 
 # --- events ----------------------------------------------------------------------------------

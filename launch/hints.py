@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Final, Literal
 
-from launch.draft_side import Block
+from launch.block import Block
 from launch.journal import Journal
 from launch.ngram import NgramLookup
 from launch.token_ids import pack_ids, unpack_ids

@@ -1,6 +1,7 @@
 """The rounds of one request: propose, verify, and what a commit emits. Pure."""
 
-from launch.draft_side import Block, DraftSide
+from launch.block import Block
+from launch.draft_side import DraftSide
 from launch.events import Finish, TargetFacts
 from launch.hints import Guesses, Mode
 from launch.journal import Journal
@@ -58,7 +59,7 @@ class Rounds:
     def ask(self, target: TargetFacts) -> None:
         """Propose where a draft is open and more than one token is wanted; else verify alone."""
         base, budget = self._journal.committed, self._limit - self._journal.emitted
-        block_size = min(self._draft.block_size, target.max_width)
+        block_size = min(self._draft.block_size(base), target.max_width)
         choice = self._choice = self._policy.choose(Situation(block_size, budget, base))
         if self._must_ingest(target, base, block_size):
             self._asked.ask("draft", IngestItem, stop=base)

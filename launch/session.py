@@ -164,7 +164,7 @@ class Session:
             return
         if self.phase not in ("prefilling", "decoding"):
             return
-        draft.open(self._building.opened)
+        draft.open(self._building.opened, self.journal.committed)
         if "target" in asked:
             return
         if self.phase == "prefilling":

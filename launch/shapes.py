@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
+from launch.block import Block
 from launch.costs import Costs
-from launch.draft_side import Block
 from launch.events import DraftFacts, TargetFacts
 from launch.policy import WidthPolicy
 from launch.token_ids import pack_ids, unpack_ids

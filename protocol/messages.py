@@ -199,6 +199,7 @@ class DraftHello(LinkMessage, frozen=True, kw_only=True):
     sample_from_anchor: bool
     context_window: Count
     top_k: Count = 0  # most ids per slot that a Propose may ask for; 0: the best ones alone
+    max_positions: Count = 0  # that its rotations reach; 0: as many as the target's
     slots: Count
     load_seconds: Seconds
     weight_bytes: Id

@@ -129,6 +129,20 @@ def test_a_request_survives_the_death_of_the_draft(folders, alone):
     assert "SIGKILL" in client.finished.statistics.mode_reason
 
 
+def test_a_text_longer_than_the_drafts_positions_goes_on_without_it_and_says_where(tmp_path, alone):
+    pair = write_pair(tmp_path, max_position_embeddings=48)
+    with Supervisor(plan_for(*pair)) as supervisor:
+        supervisor.wait_ready()
+        long = Client(supervisor, 1).submit(PROMPT, 60).finish()
+        short = Client(supervisor, 2).submit(PROMPT, 20).finish()
+        assert supervisor.describe().num_draft_restarts == 0
+    assert long.tokens == alone[tuple(PROMPT)]
+    assert long.finished.statistics.num_drafts > 0
+    reason = "the text has come to position 47, and the draft takes 48 positions"
+    assert long.finished.statistics.mode_reason == reason
+    assert short.finished.statistics.mode == "speculative"
+
+
 @pytest.mark.fault
 def test_a_draft_without_its_weights_leaves_an_autoregressive_run_that_says_so(tmp_path, alone):
     target, draft = write_pair(tmp_path)

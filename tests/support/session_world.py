@@ -56,6 +56,7 @@ class Setting:
     verify: str = "chain"
     trees: bool = True  # whether the target verifies them
     top_k: int = 8
+    draft_positions: int = 1 << 20
 
     @property
     def facts(self) -> TargetFacts:
@@ -123,7 +124,8 @@ class World:
     def draft_facts(self) -> DraftFacts:
         setting = self.setting
         rows = (setting.block_size, setting.context)
-        return DraftFacts(self.draft_life, *rows, top_k=setting.top_k)
+        more = {"top_k": setting.top_k, "positions": setting.draft_positions}
+        return DraftFacts(self.draft_life, *rows, **more)
 
     @property
     def tokens(self) -> list[int]:

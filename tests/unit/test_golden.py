@@ -60,13 +60,17 @@ def shared(count=20, width=6):
 
 
 def test_agreement_is_counted_behind_the_first_positions():
-    found = compare(shared(), 6, lambda _rows, _ids, places: tuple(0 for _ in places))
+    found = compare(shared(), 6, lambda _rows, _ids, places: tuple(0 for _ in places), window=20)
     assert found == Agreement(3, 12)
 
 
 @pytest.mark.parametrize("weights", [{}, {"embed": torch.zeros(2)}, shared(count=8)])
 def test_what_is_not_shared_or_too_short_is_not_compared(weights):
-    assert compare(weights, 6, pytest.fail) == NOT_COMPARED
+    assert compare(weights, 6, pytest.fail, window=20) == NOT_COMPARED
+
+
+def test_a_draft_that_keeps_less_context_than_the_prompt_has_is_not_called_a_wrong_one():
+    assert compare(shared(), 6, pytest.fail, window=19) == NOT_COMPARED
 
 
 @pytest.mark.parametrize(
@@ -74,7 +78,7 @@ def test_what_is_not_shared_or_too_short_is_not_compared(weights):
 )
 def test_another_shape_is_a_mismatch(weights):
     with pytest.raises(DraftMismatch, match="rows of 6 were expected"):
-        compare(weights, 6, pytest.fail)
+        compare(weights, 6, pytest.fail, window=20)
 
 
 @pytest.mark.parametrize(

@@ -471,6 +471,28 @@ def test_a_draft_that_never_has_memory_is_left_by_that_request_and_lives_on():
     assert names(made.draft.calls)[-1] == "Close"
 
 
+def test_a_draft_is_left_at_its_last_position_with_both_numbers():
+    made = world(draft_positions=31)
+    made.drain()
+    assert (made.tokens, made.accused) == (made.setting.text[0], [])
+    stops = [
+        call.base_pos + call.width for call in made.draft.calls if isinstance(call, ProposeItem)
+    ]
+    assert stops[-1] <= 31  # a block that fits is narrower, and none goes beyond
+    assert max(piece.position for piece in made.pieces if piece.proposed) >= 27
+    reason = "the text has come to position 30, and the draft takes 31 positions"
+    assert made.session.mode == ("autoregressive", reason)
+    assert names(made.draft.calls)[-1] == "Close"
+
+
+def test_a_draft_that_takes_no_position_of_the_text_is_never_opened():
+    made = world(draft_positions=len(PROMPT))
+    made.drain()
+    assert (made.tokens, made.draft.calls) == (made.setting.text[0], [])
+    reason = "the text has come to position 19, and the draft takes 20 positions"
+    assert made.session.mode == ("autoregressive", reason)
+
+
 def test_a_late_draft_costs_one_deadline_and_its_answer_is_dropped():
     made = until("draft", ProposeItem)
     made.hold("draft")
