@@ -13,7 +13,7 @@ from protocol import plugins
 from protocol.checkpoints.draft_config import read_draft_config
 from protocol.checkpoints.draft_facts import DraftCheckpointConfig
 from protocol.checkpoints.draft_vocab import ALL, read_vocab
-from protocol.checkpoints.tensors import OnDevice, TensorSource, open_tensors
+from protocol.checkpoints.tensors import OnDevice, TensorSource, open_draft
 from protocol.errors import CheckpointError, ConfigError, UnsupportedModel
 from protocol.kernels.linear import Linear, pack
 
@@ -50,7 +50,9 @@ class LoadedDraft:
 def load_draft(
     folder: Path, dtype: torch.dtype, device: torch.device = HOST, vocab: str = ALL
 ) -> LoadedDraft:
-    """Read the draft in `folder` for computing in `dtype` on `device`; `vocab`: see `read_vocab`.
+    """Read the draft in `folder`, or the GGUF file there, for computing in `dtype` on `device`.
+
+    `vocab`: see `protocol.checkpoints.draft_vocab.read_vocab`.
 
     Raises CheckpointError with the tensor's name, what was expected and what was found,
     UnsupportedModel for a tensor that no known network has, and ConfigError for a vocabulary that
@@ -59,7 +61,7 @@ def load_draft(
     config = read_draft_config(folder)
     vocabulary = _vocabulary(config, read_vocab(vocab, folder), device)
     network: type[DraftNetwork] = plugins.load(NETWORKS, config.network, "NETWORK", DraftNetwork)
-    with open_tensors(folder) as source:
+    with open_draft(folder) as source:
         shapes = dict(network.shapes(config))
         if config.reduced_vocabulary:
             shapes["lm_head.weight"] = (config.draft_vocab_size, config.hidden_size)

@@ -30,8 +30,9 @@ def noisy(sampling: Sampling) -> Sampling:
 class Borrowed:
     """Turns ids into block rows and hidden rows into ids, over the target's shared tensors.
 
-    The target's logit scale and soft-cap are monotonic, so that they cannot change the best id;
-    they count where noise is added.
+    Logit scale and soft-cap are monotonic, so that they cannot change the best id; they count
+    where noise is added, or a head of the draft's own corrects the scores. They are the draft's
+    own where its checkpoint states some, or has such a head; else the target's.
     """
 
     def __init__(
@@ -43,8 +44,11 @@ class Borrowed:
         logit_softcap: float = 0.0,
     ) -> None:
         """`weights` as `FeatureGuest.weights` gives them; ids from `vocab_size` on are padding."""
-        self._vocab, self._logit_scale, self._cap = vocab_size, logit_scale, logit_softcap
         config, device = draft.config, draft.network.device
+        own_factors = config.logit_scale, config.logit_softcap
+        if draft.network.needs_logits or own_factors != (1.0, 0.0):
+            logit_scale, logit_softcap = own_factors
+        self._vocab, self._logit_scale, self._cap = vocab_size, logit_scale, logit_softcap
         # Mapped memory is used where it lies; a draft on another device takes a copy, once.
         weights = {name: tensor.to(device) for name, tensor in weights.items()}
         self._embed = _shaped(weights, "embed", (config.vocab_size, config.hidden_size))

@@ -1,13 +1,13 @@
 """Which draft goes with a model: the one that was named, the one that is installed, or none.
 
-A name is, in this order: a draft that is installed with this program, an existing folder, a model
-id of the Hugging Face hub.
+A name is, in this order: a draft that is installed with this program, an existing folder or GGUF
+file, a model id of the Hugging Face hub.
 """
 
 from pathlib import Path
 from typing import Final
 
-from launch.models import HUB_ID, LocalModel, existing
+from launch.models import GGUF_SUFFIX, HUB_ID, LocalModel, existing
 from launch.progress import Progress, Silent
 from protocol.checkpoints.draft_config import read_draft_config, shipped_draft
 from protocol.checkpoints.draft_vocab import ALL, read_vocab
@@ -23,7 +23,7 @@ SHIPPED_VOCAB: Final = "8192"  # their --draft-vocab, where none is said: see be
 def resolve_draft(
     name: str | None, model: LocalModel, progress: Progress | None = None
 ) -> Path | None:
-    """Return the folder of the draft to use with `model`, or None for autoregressive generation.
+    """Return the draft to use with `model`, a folder or GGUF file, or None: autoregressive.
 
     `name` is what `find_draft` takes, ``none``, or None for the default. Whether the draft was
     made for this model is checked by `launch.prepare`. Raises what `find_draft` raises.
@@ -67,6 +67,8 @@ def find_draft(name: str, progress: Progress | None = None) -> LocalModel:
     if name in SHIPPED.values():
         return LocalModel(name=name, path=shipped_draft(name), source="installed")
     folder = existing(name)
+    if folder is not None and (file := _gguf(folder)) is not None:
+        return LocalModel(name=file.stem, path=file.resolve(), source="gguf")
     if folder is not None and folder.is_dir():
         if not (folder / CONFIG).is_file():
             raise ModelNotFound(f"{name} holds no {CONFIG}: not a draft folder")
@@ -79,8 +81,21 @@ def find_draft(name: str, progress: Progress | None = None) -> LocalModel:
         return LocalModel(name=name, path=path, source="hub", fetched=fetched)
     installed = ", ".join(SHIPPED.values())
     raise ModelNotFound(
-        f"no draft {name!r}: no such folder or hub id (owner/name); installed: {installed}"
+        f"no draft {name!r}: no such folder, {GGUF_SUFFIX} file or hub id (owner/name); "
+        f"installed: {installed}"
     )
+
+
+def _gguf(path: Path) -> Path | None:
+    """The GGUF file that `path` is, or the one that a folder without a config holds."""
+    if path.is_file():
+        if path.suffix != GGUF_SUFFIX:
+            raise ModelNotFound(
+                f"{path} is a file; a draft is a folder with {CONFIG}, or a {GGUF_SUFFIX} file"
+            )
+        return path
+    files = sorted(path.glob(f"*{GGUF_SUFFIX}"))
+    return files[0] if len(files) == 1 and not (path / CONFIG).exists() else None
 
 
 def check_draft(folder: Path) -> None:

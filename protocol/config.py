@@ -82,7 +82,7 @@ class TargetConfig(FrozenConfig, frozen=True, kw_only=True):
 class DraftConfig(FrozenConfig, frozen=True, kw_only=True):
     """What the draft daemon is told at its start."""
 
-    draft: str  # folder
+    draft: str  # folder, or GGUF file
     run_dir: str
     life: int  # of a service, whose supervisor gives it: any
     socket: Literal["draft.sock", "draft2.sock"] = "draft.sock"  # in the run directory

@@ -10,6 +10,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,11 @@ from protocol.errors import ConfigError, InternalError, Unavailable
 @functools.cache
 def names(package: str, constant: str) -> tuple[str, ...]:
     """The modules of `package` that define `constant`, sorted."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.submodule_search_locations is None:
-        raise InternalError(f"{package} is no package")
     return tuple(
         sorted(
             path.stem
-            for folder in spec.submodule_search_locations
-            for path in Path(folder).glob("*.py")
+            for folder in _folders(package)
+            for path in folder.glob("*.py")
             if _defines(path, constant)
         )
     )
@@ -54,12 +52,48 @@ def load(package: str, name: str, constant: str, base: type) -> Any:
     return found
 
 
+@functools.cache
+def literal(package: str, name: str, constant: str) -> Any:
+    """The constant of the module `name` of `package`, which must be a literal; nothing is imported.
+
+    None where the module does not define it.
+    """
+    for folder in _folders(package):
+        path = folder / f"{name}.py"
+        value = _assigned(path, constant) if path.is_file() else None
+        if value is not None:
+            try:
+                return ast.literal_eval(value)
+            except ValueError as error:
+                raise InternalError(f"{package}.{name}.{constant} is no literal") from error
+    return None
+
+
+def _folders(package: str) -> list[Path]:
+    """Where the modules of `package` lie; no part of it is imported for that."""
+    if package in sys.modules:
+        found = [Path(folder) for folder in getattr(sys.modules[package], "__path__", ())]
+    else:
+        top, *below = package.split(".")
+        spec = importlib.util.find_spec(top)
+        roots = () if spec is None else tuple(spec.submodule_search_locations or ())
+        found = [path for root in roots if (path := Path(root, *below)).is_dir()]
+    if not found:
+        raise InternalError(f"{package} is no package")
+    return found
+
+
 def _defines(path: Path, constant: str) -> bool:
     """Whether the module assigns `constant` at its top level."""
+    return _assigned(path, constant) is not None
+
+
+def _assigned(path: Path, constant: str) -> ast.expr | None:
+    """What the module assigns to `constant` at its top level."""
     for node in ast.parse(path.read_bytes()).body:
         match node:
             case ast.AnnAssign(target=ast.Name(id=name)) if name == constant:
-                return node.value is not None
+                return node.value
             case ast.Assign(targets=[ast.Name(id=name)]) if name == constant:
-                return True
-    return False
+                return node.value
+    return None

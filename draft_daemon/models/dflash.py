@@ -23,6 +23,7 @@ from protocol.kernels.linear import Linear, fuse, pack
 from protocol.kernels.norm import RmsNorm, fold, pack_norm
 from protocol.kernels.rope import Turner, interleave, interleaves, table
 
+PUBLISHED: Final = {"names": ("DFlashDraftModel", "DFlashSpeculator", "dflash")}
 FIRST_POSITIONS: Final = 4096
 Get = Callable[[str], Tensor]
 Angles = tuple[Tensor, ...]

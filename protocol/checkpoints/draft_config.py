@@ -5,17 +5,20 @@ draft daemon.
 """
 
 import importlib.util
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from protocol.checkpoints.draft_dialects import canonical
+from protocol import plugins
+from protocol.checkpoints.dialects.base import Dialect
 from protocol.checkpoints.draft_facts import DraftCheckpointConfig
 from protocol.checkpoints.json_file import read_json
-from protocol.errors import DraftMismatch, ModelNotFound
+from protocol.errors import DraftMismatch, InternalError, ModelNotFound
 
 CONFIG_FILE: Final = "config.json"
 SHIPPED_FOLDER: Final = "checkpoints"
+DIALECTS: Final = "protocol.checkpoints.dialects"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +61,28 @@ def check_pair(draft: DraftCheckpointConfig, target: TargetFacts) -> None:
         raise DraftMismatch("the draft was made for another target: " + "; ".join(found))
 
 
-def read_draft_config(folder: Path) -> DraftCheckpointConfig:
-    """Read ``folder/config.json`` in any dialect that is known.
+def canonical(raw: Mapping[str, Any], where: str) -> DraftCheckpointConfig:
+    """Map one decoded ``config.json``; `where` names the file in errors."""
+    names = plugins.names(DIALECTS, "DIALECT")
+    known: list[Dialect] = [plugins.load(DIALECTS, name, "DIALECT", Dialect) for name in names]
+    claiming = [dialect for dialect in known if dialect.claims(raw)]
+    if len(claiming) != 1:
+        raise InternalError(f"{where}: claimed by {[dialect.name for dialect in claiming]}")
+    return claiming[0].convert(raw, where)
+
+
+def read_draft_config(path: Path) -> DraftCheckpointConfig:
+    """Read a folder's ``config.json``, or a GGUF file's header, in any dialect that is known.
 
     Raises CheckpointError (missing or wrong key) or UnsupportedModel (a variant by its name).
     """
-    path = folder / CONFIG_FILE
-    return canonical(read_json(path), str(path))
+    if path.is_file():
+        from protocol.checkpoints.gguf_draft import GGUFDraft  # noqa: PLC0415 - imports numpy
+
+        draft = GGUFDraft(path)
+        return replace(canonical(draft.config, str(path)), dialect=draft.dialect.name)
+    file = path / CONFIG_FILE
+    return canonical(read_json(file), str(file))
 
 
 def shipped_draft(name: str) -> Path:

@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
-
-Dialect = Literal["z-lab", "speculators"]
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +21,9 @@ class LayerRule:
 class DraftCheckpointConfig:
     """One draft network; `target_layer_ids` are layer *outputs*, as everywhere in this program."""
 
-    dialect: Dialect
+    dialect: str  # of protocol.checkpoints.dialects
     network: str  # module of draft_daemon.models
+    options: Mapping[str, int | bool | str]  # of this network alone: see its PUBLISHED
     hidden_size: int
     intermediate_size: int
     num_heads: int
@@ -44,12 +43,19 @@ class DraftCheckpointConfig:
     num_target_layers: int  # 0: the checkpoint does not say
     sample_from_anchor: bool
     embedding_scale: float
+    logit_scale: float  # of the draft's own: its scores are the head's, times this,
+    logit_softcap: float  # and then ``cap * tanh(score / cap)``; 0: none
     ignored: tuple[str, ...]  # keys of config.json that were left out
 
     @property
     def feature_width(self) -> int:
         """Elements of a feature row."""
         return len(self.target_layer_ids) * self.hidden_size
+
+    @property
+    def first_slot(self) -> int:
+        """The row of a block that predicts the token behind `pending`; later ones follow it."""
+        return 0 if self.sample_from_anchor or self.options.get("shift_label") else 1
 
     @property
     def max_proposals(self) -> int:

@@ -76,7 +76,7 @@ class Facts(msgspec.Struct, frozen=True):
         return shapes
 
 
-class _Metadata:
+class Metadata:
     """Typed, bounded access to the keys of one architecture."""
 
     def __init__(self, values: Mapping[str, Any], prefix: str, where: str) -> None:
@@ -124,7 +124,7 @@ def facts_of(
             f"{where}: architecture {architecture!r} is not supported in GGUF files; these are: "
             f"{known}"
         )
-    keys = _Metadata(metadata, architecture, where)
+    keys = Metadata(metadata, architecture, where)
     _refuse_experts(keys)
     class_name, _, qk_norm = ARCHITECTURES[architecture]
     qkv_bias = any(f"blk.0.{name}" in tensors for name in _BIASES)
@@ -164,7 +164,7 @@ def special_ids(metadata: Mapping[str, Any], vocab: int, where: str) -> dict[str
     return ids
 
 
-def _dimensions(keys: _Metadata, layers: int) -> dict[str, int]:
+def _dimensions(keys: Metadata, layers: int) -> dict[str, int]:
     hidden = keys.integer("embedding_length")
     heads = keys.integer("attention.head_count")
     rotary = keys.raw("rope.dimension_count")
@@ -189,7 +189,7 @@ def _dimensions(keys: _Metadata, layers: int) -> dict[str, int]:
     }
 
 
-def _rope(keys: _Metadata, head_dim: int, factors: Sequence[float] | None) -> dict[str, Any]:
+def _rope(keys: Metadata, head_dim: int, factors: Sequence[float] | None) -> dict[str, Any]:
     theta = keys.number("rope.freq_base", default=10000.0)
     rope: dict[str, Any] = {"rope_theta": theta}
     kind = keys.raw("rope.scaling.type") or "none"
@@ -241,7 +241,7 @@ def _llama3_scaling(
     }
 
 
-def _window(keys: _Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+def _window(keys: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     if keys.raw("attention.sliding_window") is None:
         return {}
     window = keys.integer("attention.sliding_window", 1 << 31)
@@ -257,7 +257,7 @@ def _window(keys: _Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     return {"sliding_window": window, "use_sliding_window": True}
 
 
-def _refuse_experts(keys: _Metadata) -> None:
+def _refuse_experts(keys: Metadata) -> None:
     count = keys.raw("expert_count")
     if count not in (None, 0):
         raise UnsupportedModel(f"{keys.where}: a mixture of {count} experts is not supported")

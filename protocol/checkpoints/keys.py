@@ -46,14 +46,15 @@ class Keys:
             raise self._missing(key)
         return value
 
-    def optional_number(self, key: str) -> float | None:
-        """A positive finite number, or None where the key is absent or null."""
+    def optional_number(self, key: str, *, low: float | None = None) -> float | None:
+        """A positive finite number, or from `low` on; None where the key is absent or null."""
         value = self._raw.get(key)
         if value is None:
             return None
         good = isinstance(value, int | float) and not isinstance(value, bool)
-        if not good or not math.isfinite(value) or value <= 0:
-            raise self._wrong(key, value, "a positive number")
+        if not good or not math.isfinite(value) or (value <= 0 if low is None else value < low):
+            expected = "a positive number" if low is None else f"a number from {low:g} on"
+            raise self._wrong(key, value, expected)
         return float(value)
 
     def flag(self, key: str, *, default: bool) -> bool:

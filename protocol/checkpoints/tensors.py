@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from protocol.checkpoints import gguf
+from protocol.checkpoints import gguf, gguf_draft
 from protocol.checkpoints.folder import INDEX, MAX_INDEX_BYTES
 from protocol.checkpoints.json_file import read_json
 from protocol.errors import CheckpointError
@@ -72,6 +72,11 @@ def open_tensors(path: Path) -> TensorSource:
     if (path / SINGLE).is_file():
         return SafeTensors({path / SINGLE: None})
     raise CheckpointError(f"{path}: neither {SINGLE} nor {INDEX} is there")
+
+
+def open_draft(path: Path) -> TensorSource:
+    """The same for a draft, whose GGUF files have other names."""
+    return GGUFDraftTensors(path) if path.is_file() else open_tensors(path)
 
 
 class OnDevice(TensorSource):
@@ -161,6 +166,26 @@ class GGUFTensors(TensorSource):
 
     def get(self, name: str) -> Tensor:
         return torch.from_numpy(self._model.get_bfloat16(name)).view(torch.bfloat16)
+
+    def close(self) -> None:
+        """Nothing stays open between reads."""
+
+
+class GGUFDraftTensors(TensorSource):
+    """A draft's GGUF file under z-lab's names: float32, or int64 where it holds whole numbers."""
+
+    def __init__(self, path: Path) -> None:
+        self._draft = gguf_draft.GGUFDraft(path)
+
+    def names(self) -> frozenset[str]:
+        return self._draft.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._draft.shape(name)
+
+    def get(self, name: str) -> Tensor:
+        draft = self._draft
+        return torch.from_numpy(draft.integers(name) if draft.is_integer(name) else draft.get(name))
 
     def close(self) -> None:
         """Nothing stays open between reads."""

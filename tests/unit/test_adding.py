@@ -5,7 +5,6 @@ import importlib.util
 import json
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,14 @@ from safetensors.torch import load_file, save_file
 from support.draft_cases import hidden_states
 from support.drive import generate
 from support.targets import load, prompt
-from support.tiny_draft import Z_LAB, write_draft
+from support.tiny_draft import Z_LAB, merged, write_draft
 from support.tiny_target import write_tiny_target
 from support.toy_target import AttentionTarget
 
 from draft_daemon.checkpoint import load_draft
-from draft_daemon.models.base import DraftNetwork
 from protocol import plugins
+from protocol.checkpoints.draft_config import canonical
+from protocol.errors import CheckpointError
 from protocol.feature_ring import RingShape
 from protocol.transports.base import FeatureTransport, WeightSpec
 from target_daemon import engine as engines
@@ -119,13 +119,19 @@ def test_the_strategy_gives_the_chains_text(added):
     assert max(rounds) == 2
 
 
-def test_the_network_is_built_from_a_checkpoint_and_runs(added, tmp_path):
-    name = added("draft_daemon/models/example.py")
-    network = plugins.load("draft_daemon.models", name, "NETWORK", DraftNetwork)
-    draft = load_draft(write_draft(tmp_path / "draft", Z_LAB), torch.float32)
-    tensors = load_file(tmp_path / "draft" / "model.safetensors")
-    built = network.build(draft.config, tensors.__getitem__, torch.float32)
-    once, twice = hidden_states(draft), hidden_states(replace(draft, network=built))
-    assert [rows.shape for rows in twice] == [rows.shape for rows in once]
-    assert all(rows.isfinite().all() for rows in twice)
-    assert not any(torch.equal(a, b) for a, b in zip(once, twice, strict=True))
+def test_the_network_is_found_by_its_published_name_and_runs(added, tmp_path):
+    added("draft_daemon/models/example.py")
+    raw = merged(Z_LAB, architectures=["ExampleDraftModel"])
+    with pytest.raises(CheckpointError, match="`example_passes` is missing"):
+        canonical(raw, "config.json")
+    plain = load_draft(write_draft(tmp_path / "plain", Z_LAB), torch.float32)
+    found = []
+    for passes in (1, 2):
+        # Named by its key alone, or by its architecture as well.
+        one = merged(Z_LAB if passes == 2 else raw, dflash_config={"example_passes": passes})
+        draft = load_draft(write_draft(tmp_path / f"draft{passes}", one), torch.float32)
+        assert draft.config.network == "example"
+        found.append(hidden_states(draft))
+    assert all(torch.equal(a, b) for a, b in zip(hidden_states(plain), found[0], strict=True))
+    assert all(rows.isfinite().all() for rows in found[1])
+    assert not any(torch.equal(a, b) for a, b in zip(*found, strict=True))

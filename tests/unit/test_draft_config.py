@@ -5,17 +5,25 @@ import subprocess
 import sys
 
 import pytest
+from support.published_drafts import EXPECTED, PUBLISHED
 from support.tiny_draft import SPECULATORS, Z_LAB, merged
 
 from protocol.checkpoints.draft_config import (
     TargetFacts,
+    canonical,
     check_pair,
     read_draft_config,
     shipped_draft,
 )
-from protocol.checkpoints.draft_dialects import canonical
 from protocol.checkpoints.draft_facts import LayerRule
-from protocol.errors import CheckpointError, DraftMismatch, ModelNotFound, UnsupportedModel
+from protocol.checkpoints.draft_networks import published
+from protocol.errors import (
+    CheckpointError,
+    DraftMismatch,
+    InternalError,
+    ModelNotFound,
+    UnsupportedModel,
+)
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 TARGET = TargetFacts(hidden_size=32, num_layers=6, vocab_size=96)
@@ -65,6 +73,20 @@ def test_the_speculators_dialect_counts_layer_inputs():
     assert config.dialect == "speculators"
     assert config.target_layer_ids == (1, 3, 5)
     assert {"speculators_version", "model_type"} <= set(config.ignored)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_config_as_it_is_published_is_read(name):
+    config = canonical(PUBLISHED[name], "config.json")
+    assert (
+        config.network,
+        config.target_layer_ids,
+        config.block_size,
+        config.max_proposals,
+        config.first_slot,
+        config.rope_theta,
+    ) == EXPECTED[name]
+    assert not set(config.ignored) & {"block_size", "mask_token_id", "rope_parameters"}
 
 
 def test_nemotron_ids_count_layer_inputs_as_well():
@@ -191,18 +213,15 @@ def test_a_reduced_vocabulary_is_told():
 @pytest.mark.parametrize(
     ("changes", "needs"),
     [
-        ({"architectures": ["DFlash2DraftModel"]}, "DFlash2"),
-        ({"architectures": ["DSparkDraftModel"]}, "DSpark"),
-        ({"architectures": ["DominoDraftModel"]}, "Domino"),
         ({"architectures": ["EagleModel"]}, "EagleModel"),
-        ({"dflash_config": {"projector_type": "dspark"}}, "DSpark"),
-        ({"dflash_config": {"projector_type": "domino"}}, "Domino"),
+        ({"dflash_config": {"projector_type": "jet"}}, "'jet' is no draft network"),
         ({"dflash_config": {"markov_rank": 256}}, "Markov"),
         ({"dflash_config": {"conv_kernel_size": 2}}, "convolutions"),
         ({"dflash_config": {"selector_rank": 256}}, "selector"),
         ({"dflash_config": {"attention_sink_bias": True}}, "sinks"),
-        ({"dflash_config": {"output_multiplier": 0.5}}, "multiplier"),
-        ({"dflash_config": {"final_logit_softcapping": 20.0}}, "soft-cap"),
+        ({"dflash_config": {"attention_mode": "kda"}}, "softmax"),
+        ({"n_routed_experts": 8}, "experts"),
+        ({"kv_lora_rank": 512}, "latent"),
         ({"dflash_config": {"never_heard_of": 1}}, "never_heard_of"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
         ({"is_neox_style": False}, "interleaved"),
@@ -215,14 +234,31 @@ def test_a_variant_is_refused_by_what_it_needs(changes, needs):
         z_lab(**changes)
 
 
+def test_a_factor_of_the_drafts_own_scores_is_kept_under_any_of_its_names():
+    config = z_lab(dflash_config={"output_multiplier": 0.5, "final_logit_softcapping": 20.0})
+    assert (config.logit_scale, config.logit_softcap) == (0.5, 20.0)
+    assert z_lab(logit_scale=0.5, dflash_config={"output_multiplier": 0.5}).logit_scale == 0.5
+    assert (z_lab().logit_scale, z_lab().logit_softcap) == (1.0, 0.0)
+    assert z_lab(dflash_config={"final_logit_softcapping": 0.0}).logit_softcap == 0.0
+    with pytest.raises(CheckpointError, match=r"both 0\.5 and 2\.0"):
+        z_lab(logit_scale=2.0, dflash_config={"output_multiplier": 0.5})
+    with pytest.raises(CheckpointError, match=r"output_multiplier.*from 0 on"):
+        z_lab(dflash_config={"output_multiplier": -1.0})
+
+
 def test_neutral_values_of_such_keys_are_let_pass():
     neutral = {"attention_sink_bias": False, "output_multiplier": 1.0, "projector_type": "dflash"}
     assert z_lab(dflash_config=neutral, is_neox_style=True) == z_lab(is_neox_style=True)
 
 
+def test_a_speculators_file_may_call_itself_what_z_lab_does():
+    named = {"architectures": ["DFlashDraftModel"], "speculators_model_type": None}
+    assert speculators(**named) == speculators()
+
+
 def test_speculators_variants_are_refused():
-    with pytest.raises(UnsupportedModel, match="DSpark"):
-        speculators(speculators_model_type="dspark")
+    with pytest.raises(UnsupportedModel, match="'eagle3' is no draft network"):
+        speculators(speculators_model_type="eagle3")
     with pytest.raises(UnsupportedModel, match="target_hidden_size 64"):
         speculators(target_hidden_size=64)
     with pytest.raises(UnsupportedModel, match="hyper-connections"):
@@ -294,3 +330,15 @@ def test_a_file_that_is_no_config_is_a_checkpoint_error(tmp_path, content, sente
 def test_a_folder_is_read(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(Z_LAB))
     assert read_draft_config(tmp_path).hidden_size == 32
+
+
+def test_what_a_network_says_of_itself_wrongly_is_a_defect(monkeypatch):
+    monkeypatch.setattr("protocol.plugins.literal", lambda *_: {"nmes": ("x",)})
+    with pytest.raises(InternalError, match="PUBLISHED"):
+        published()
+
+
+def test_a_file_that_two_dialects_claim_is_a_defect(monkeypatch):
+    monkeypatch.setattr("protocol.plugins.names", lambda *_: ("z_lab", "z_lab"))
+    with pytest.raises(InternalError, match="z-lab"):
+        canonical(Z_LAB, "config.json")

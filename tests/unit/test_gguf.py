@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.gguf_files import TinyGGUF
 
-from protocol.checkpoints.gguf import GGUFModel, round_to_bfloat16
+from protocol.checkpoints.gguf import GGUFModel
+from protocol.checkpoints.gguf_file import round_to_bfloat16
 from protocol.checkpoints.gguf_header import MAGIC
 from protocol.errors import CheckpointError, UnsupportedModel
 
@@ -146,7 +147,7 @@ def test_bfloat16_is_the_float32_tensor_rounded_for_every_tensor(tiny):
 def test_large_tensors_are_read_in_slabs_with_the_same_result(tiny, monkeypatch):
     name = "model.embed_tokens.weight"
     whole = GGUFModel(tiny).get(name)
-    monkeypatch.setattr("protocol.checkpoints.gguf.SLAB_BYTES", 300)
+    monkeypatch.setattr("protocol.checkpoints.gguf_file.SLAB_BYTES", 300)
     assert np.array_equal(GGUFModel(tiny).get(name), whole)
 
 

@@ -65,3 +65,19 @@ def test_a_constant_of_another_kind_is_a_defect(shapes):
 def test_a_package_that_is_none_is_a_defect(package):
     with pytest.raises(InternalError, match=package):
         plugins.names(package, "X")
+
+
+def test_a_literal_is_read_without_importing(tmp_path, monkeypatch):
+    folder = tmp_path / "unseen"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (folder / "one.py").write_text(
+        "import no_such_library\nSAID: Final = {'a': (1, 2)}\nX = len('')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert plugins.names("unseen", "SAID") == ("one",)
+    assert plugins.literal("unseen", "one", "SAID") == {"a": (1, 2)}
+    assert plugins.literal("unseen", "one", "ELSE") is None
+    assert plugins.literal("unseen", "two", "SAID") is None
+    with pytest.raises(InternalError, match=r"unseen\.one\.X is no literal"):
+        plugins.literal("unseen", "one", "X")

@@ -1,0 +1,77 @@
+"""``speculators``: the network under ``transformer_layer_config``, the rest at top level.
+
+Its layer ids count layer *inputs*, one higher than everybody else's, and its drafts may have a
+vocabulary of their own, with tensors ``t2d`` and ``d2t``.
+"""
+
+from typing import Final
+
+from protocol.checkpoints.dialects.base import Dialect, Raw
+from protocol.checkpoints.dialects.shape import (
+    MAX_BLOCK,
+    MAX_DIMENSION,
+    MAX_LAYERS,
+    ids,
+    ignored,
+    layer_types,
+    rules,
+    shape,
+    window,
+)
+from protocol.checkpoints.draft_facts import DraftCheckpointConfig
+from protocol.checkpoints.draft_networks import anchors, network_of, read_options
+from protocol.checkpoints.draft_variants import refuse_variants
+from protocol.checkpoints.keys import Keys
+from protocol.errors import UnsupportedModel
+
+INNER: Final = "transformer_layer_config"
+KIND: Final = "speculators_model_type"
+
+
+def _claims(raw: Raw) -> bool:
+    return bool({INNER, KIND} & raw.keys())
+
+
+def _convert(raw: Raw, where: str) -> DraftCheckpointConfig:
+    keys = Keys(raw, where)
+    layer = keys.mapping(INNER)
+    inner = Keys(layer, f"{where}: {INNER}")
+    kind = keys.optional_text(KIND)
+    names = [*keys.texts("architectures"), *(() if kind is None else (kind,))]
+    network = network_of(names, (raw,), where)
+    options, known = read_options(network, (raw,), where)
+    refuse_variants({"": raw, f"{INNER}.": layer}, known, where)
+    fields = shape(inner, where)
+    wanted = keys.integer("target_hidden_size", high=MAX_DIMENSION, default=fields["hidden_size"])
+    if wanted != fields["hidden_size"]:
+        raise UnsupportedModel(
+            f"{where}: target_hidden_size {wanted} is not hidden_size {fields['hidden_size']}; a "
+            "draft of another width than its target's is not supported"
+        )
+    types = layer_types(inner, inner.integer("num_hidden_layers", high=MAX_LAYERS), where)
+    # In this dialect the flag is about sliding layers alone; full ones are always bidirectional.
+    bidirectional = keys.flag("sliding_window_non_causal", default=False)
+    inputs = ids(raw, "aux_hidden_state_layer_ids", where, low=1)
+    return DraftCheckpointConfig(
+        dialect=DIALECT.name,
+        network=network,
+        options=options,
+        **fields,
+        layers=rules(types, window(inner), False if bidirectional else None, where),
+        block_size=keys.integer("block_size", low=2, high=MAX_BLOCK),
+        mask_token_id=keys.integer("mask_token_id", low=0, high=MAX_DIMENSION),
+        # The input of layer i + 1 is the output of layer i.
+        target_layer_ids=tuple(number - 1 for number in inputs),
+        num_target_layers=0,
+        sample_from_anchor=keys.flag("sample_from_anchor", default=anchors(network)),
+        embedding_scale=1.0,
+        logit_scale=1.0,
+        logit_softcap=0.0,
+        draft_vocab_size=keys.integer(
+            "draft_vocab_size", high=fields["vocab_size"], default=fields["vocab_size"]
+        ),
+        ignored=tuple(sorted({*ignored(raw, known), *ignored(layer, known)})),
+    )
+
+
+DIALECT: Final = Dialect("speculators", _claims, _convert)
