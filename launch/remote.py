@@ -99,7 +99,8 @@ class Remote:
                     raise from_wire(message.code, message.detail)
                 take(message)
             if self._joined.ended and not done():
-                raise Unavailable("the supervisor has ended the connection")
+                who = "" if self._welcome is None else f", process {self._welcome.pid},"
+                raise Unavailable(f"the supervisor{who} has ended the connection")
 
     def status(self) -> StatusReport:
         """What it says about itself."""

@@ -25,7 +25,7 @@ from protocol.config import (
 )
 from protocol.core_dumps import refuse_core_dumps
 from protocol.ending import Ended
-from protocol.errors import UsageError
+from protocol.errors import DaemonError, UsageError
 from protocol.listening import network
 from protocol.messages import LinkMessage
 from protocol.notify import Notifier
@@ -98,7 +98,8 @@ def _run(
     except Ended as error:
         log.info("%s", error)
     except Exception as error:  # noqa: BLE001 -- the boundary of the process, which ends with it
-        ours = typed(error, f"the {link} daemon")
+        # One that is known is told below, and not in the log as well.
+        ours = error if isinstance(error, DaemonError) else typed(error, f"the {link} daemon")
         status.write(LoadFailed(code=ours.code, detail=str(ours)[:MAX_DETAIL]))
         return ours.exit_code
     finally:

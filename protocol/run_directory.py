@@ -241,7 +241,7 @@ def _try_to_own(path: Path, fd: int) -> bool:
 
 def _refuse_a_live_owner(path: Path, pid: int, *, late: bool) -> None:
     if late or (pid > 0 and Path(f"/proc/{pid}").exists()):
-        raise Unavailable(f"{path} is in use by process {pid or 'unknown'}")
+        raise TemporaryFailure(f"{path} is in use by process {pid or 'unknown'}")
 
 
 def _remove(path: Path) -> None:

@@ -57,8 +57,8 @@ def _as_child(config: TargetConfig | DraftConfig) -> Iterator[Standing]:
 def _as_service(config: TargetConfig | DraftConfig) -> Iterator[Standing]:
     """Owns its run directory, and is driven by whoever holds the lock in it.
 
-    Over a network it is whoever holds the lease. Raises Unavailable with the pid of a daemon that
-    runs there already.
+    Over a network it is whoever holds the lease. Raises TemporaryFailure with the pid of a daemon
+    that runs there already.
     """
     with EndingSignals() as endings, RunDirectory(Path(config.run_dir)) as run_dir:
         right = Lease(Deadlines().lease) if config.listen else Locked(run_dir.path)
@@ -100,7 +100,7 @@ class StatusStream:
                 if done == total or now - self._said >= STEP_SECONDS:
                     self._said = now
                     log.info("loading: %d of %d", done, total)
-            case LoadFailed(code=code, detail=detail):
-                log.error("%s: %s", code, detail)
+            case LoadFailed(detail=detail):  # as any other command ends
+                os.write(2, f"dflashd: {' '.join(detail.split())}\n".encode())
             case _:
                 log.info("ready")

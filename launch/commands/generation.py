@@ -24,7 +24,7 @@ from launch.interrupts import Interrupts
 from launch.policy import AUTO
 from launch.tokenizer import TextTokenizer, encode_prompt, load_text_side
 from protocol.codec import pack_tokens
-from protocol.errors import UsageError
+from protocol.errors import DaemonError, UsageError
 from protocol.instances import find
 from protocol.messages import Submit, TreeVerify
 
@@ -79,7 +79,12 @@ def generate(options: Options) -> int:
         output = TextOutput(shown=not options.as_json)
         receiver = Receiver(options.stream(tokenizer), output, trace, line)
         with Interrupts() as interrupts:
-            load_seconds = pair.run(submit, tokenizer, receiver, interrupts)
+            try:
+                load_seconds = pair.run(submit, tokenizer, receiver, interrupts)
+            except DaemonError:
+                line.clear()
+                receiver.break_off()
+                raise
             return _conclude(options, submit, receiver, line, interrupts, load_seconds)
 
 

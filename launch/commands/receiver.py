@@ -68,6 +68,12 @@ class Receiver:
             case _:
                 raise TypeError(f"{type(message).__name__} is no message to a client")
 
+    def break_off(self) -> None:
+        """No end will come: show what was held back, and end the line."""
+        self._show(self._stream.finish())
+        if not self.closed:
+            self.output.finish()
+
     def _show(self, text: str) -> None:
         if not text or self.closed:
             return

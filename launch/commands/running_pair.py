@@ -9,6 +9,7 @@ from launch.commands.receiver import Receiver
 from launch.interrupts import Interrupts
 from launch.remote import Remote
 from launch.tokenizer import TextTokenizer
+from protocol.errors import Unavailable
 from protocol.messages import Cancel, Submit
 
 
@@ -49,9 +50,16 @@ class RunningPair:
         """Run the request to its end; nothing is loaded for it, so that this takes 0 seconds.
 
         A signal, or a reader of standard output that went away, cancels the request. Raises
-        Unavailable when the supervisor goes away.
+        Unavailable when the supervisor goes away, with how much came before that.
         """
         del tokenizer  # the supervisor has its own
+        try:
+            self._run(submit, receiver, interrupts)
+        except Unavailable as error:
+            raise Unavailable(f"{error} after {len(receiver.ids)} tokens of the text") from error
+        return 0.0
+
+    def _run(self, submit: Submit, receiver: Receiver, interrupts: Interrupts) -> None:
 
         def stopping() -> bool:
             return interrupts.number is not None or receiver.closed
@@ -66,4 +74,3 @@ class RunningPair:
             remote.run_until(lambda: receiver.request is not None, receiver)
             remote.send(Cancel(request=receiver.request or 0))
             remote.run_until(lambda: receiver.ended, receiver)
-        return 0.0

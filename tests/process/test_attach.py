@@ -161,8 +161,11 @@ def test_a_killed_supervisors_daemons_go_to_the_next_one_at_once(pair):
     assert [service.pid for service in pair] == pids
 
 
-def test_a_living_supervisors_daemons_are_refused_with_its_pid(pair):
+@pytest.mark.parametrize("stopped", [False, True], ids=["at-work", "stopped"])
+def test_a_living_supervisors_daemons_are_refused_with_its_pid(pair, stopped):
     with another(pair) as process:
+        if stopped:  # hung, and alive: nobody may take its daemons from it
+            process.send_signal(signal.SIGSTOP)
         with pytest.raises(NotTheDriver, match=f"driven by process {process.pid}"), attach(pair):
             pass
         assert process.poll() is None

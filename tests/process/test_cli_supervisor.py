@@ -213,6 +213,28 @@ def test_a_supervisor_that_ends_gives_its_clients_a_typed_error(pair):
         assert "the supervisor is ending" in process.stderr.read()
 
 
+def test_a_killed_supervisor_leaves_its_clients_the_text_so_far_and_an_error_at_once(pair):
+    """A second one of its name was refused before."""
+    words = ("supervisor", "--model", str(pair[0]), "--draft", "none", "--instance", "a")
+    client = ("generate", "--connect", *LONG, PROMPT)
+    with started(*words, *ARGUMENTS) as first:
+        place = named_directory("a")
+        until((place / "dflash.sock").is_socket, seconds=25)
+        second = _run(*words, *ARGUMENTS, "--quiet")
+        assert second.code == exit_codes.TEMPORARY
+        assert second.err == f"dflashd: {place} is in use by process {first.pid}\n"
+        with started(*client) as process:
+            text = process.stdout.read(20)
+            first.kill()
+            assert process.wait(timeout=20) == exit_codes.UNAVAILABLE
+            text += process.stdout.read()
+            said = process.stderr.read()
+        assert text.endswith("\n")
+        assert f"the supervisor, process {first.pid}, has ended the connection after " in said
+        assert said.count("\n") == 1
+        until(lambda: not place.exists(), what="the daemons to end and remove the folder")
+
+
 def test_a_watched_status_goes_on_until_ctrl_c(pair):
     with supervisor(pair), started("status", "--watch", "--json", "--every", "0.1") as process:
         reports = [msgspec.json.decode(process.stdout.readline(), type=StatusReport) for _ in "123"]

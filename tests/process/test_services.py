@@ -171,8 +171,10 @@ def test_two_daemons_never_share_a_run_directory(target):
     first = target.process
     try:
         target.start()
-        assert target.wait() == 69
-        assert f"in use by process {first.pid}" in target.said()
+        assert target.wait() == 75
+        said = f"dflashd: {target.run_dir} is in use by process {first.pid}"
+        assert target.said().splitlines()[-1] == said  # one sentence, as of any command
+        assert "temporary" not in target.said()
     finally:
         target.process = first
 
@@ -189,5 +191,6 @@ def test_a_service_that_cannot_load_says_why_in_its_log(runtime_dir, tmp_path):
     config = target_config(runtime_dir / "t")
     target = Service.of_models("target", config, tmp_path, "target:load_error").start()
     assert target.wait() == 78
-    assert "checkpoint: no tensor `x` in the target" in target.said()
+    assert target.said().splitlines()[-1] == "dflashd: no tensor `x` in the target"
+    assert "ERROR" not in target.said()
     assert not target.run_dir.exists()

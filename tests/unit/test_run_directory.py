@@ -62,7 +62,7 @@ def test_two_owners_get_two_folders():
 def test_a_live_owner_is_refused_with_its_pid(runtime_dir):
     path = runtime_dir / "named"
     with another_owner(path) as pid:
-        with pytest.raises(Unavailable, match=str(pid)), RunDirectory(path):
+        with pytest.raises(TemporaryFailure, match=str(pid)), RunDirectory(path):
             pass
         assert not remove_if_orphaned(path)
         assert sweep_orphans() == 0
