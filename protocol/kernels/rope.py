@@ -18,11 +18,6 @@ class RopeTable:
     cos: Tensor  # [positions, head_dim]
     sin: Tensor  # [positions, head_dim], the first half negated
 
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate `x` [..., n, head_dim] by `cos`, `sin` [n, head_dim] from `at`."""
-        half = x.shape[-1] // 2
-        return x * cos + x.roll(half, dims=-1) * sin
-
     def at(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Rows of consecutive positions."""
         return self.cos[start:stop], self.sin[start:stop]

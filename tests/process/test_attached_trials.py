@@ -12,7 +12,7 @@ SHORT = {"verify": 0.5, "prefill": 0.5, "replay": 0.5, "hard_least": 0.4, "heart
 @pytest.mark.timeout(600)
 def test_faults_of_services_change_no_text(tmp_path, runtime_dir, monkeypatch):
     monkeypatch.setenv(TRIAL, str(tmp_path / "trial"))
-    trials = run_attached_trials(tmp_path, runtime_dir, 25, **SHORT)
+    trials = run_attached_trials(tmp_path, runtime_dir, 12, **SHORT)
     print(trials.report())
     for prompt, text in trials.expected.items():
         assert text == model_text(list(prompt), TOKENS, -1, local_token)[0]

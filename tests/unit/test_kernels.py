@@ -103,15 +103,6 @@ def rotated(x, theta, positions):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rotation_is_its_formula(dtype):
-    x = random(4, 2, 8).to(dtype)
-    angles = table(8, 100.0, 32, dtype)
-    expected = rotated(x, 100.0, range(5, 9))
-    ours = angles.rotate(x.transpose(0, 1), *angles.at(5, 9)).transpose(0, 1)
-    torch.testing.assert_close(ours.double(), expected, **tolerance(dtype))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_turning_in_place_keeps_scores(dtype):
     x = random(4, 2, 8).to(dtype)
     turner = Turner(table(8, 100.0, 32, dtype), dtype)
