@@ -42,11 +42,21 @@ class Building:
         self._replayed = False
         self._base = 0
 
-    def open(self) -> None:
-        """Ask for a slot, and for what may have state in it: at least one token is always run."""
+    def open(self, context: int) -> None:
+        """Ask for a slot, and for what may have state in it: at least one token is always run.
+
+        `context` is how many rows before a block its draft may read; 0: that is not known.
+        """
         submit, known = self._submit, self._journal.prompt_tokens - 1
         prefix = submit.prompt[: min(submit.base_pos, known) * WIDTH]
-        self._asked.ask("target", OpenItem, sampling=submit.sampling, prefix=prefix)
+        self._asked.ask(
+            "target",
+            OpenItem,
+            sampling=submit.sampling,
+            draft_context=context,
+            prefix=prefix,
+            retain=submit.retain,
+        )
 
     def on_opened(self, item: OpenedItem) -> None:
         """So much of the prompt has state already."""

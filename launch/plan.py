@@ -19,6 +19,7 @@ class Attach(FrozenConfig, frozen=True, kw_only=True):
     keys: str = ""  # folder; empty: where protocol.keys looks by itself
 
 
+MEGABYTE: Final = 1_000_000
 ATTACHED_RESTARTS: Final = Restarts(longest=1.0, rarely=5.0)  # connecting again costs little
 # Patient for as long as the lease of a supervisor that has just ended may last.
 FAR_RESTARTS: Final = Restarts(longest=1.0, rarely=5.0, patience=16)
@@ -43,7 +44,8 @@ class Plan(FrozenConfig, frozen=True, kw_only=True):
     slots: Positive = 2
     max_positions: int = 0  # 0: what the model's config says
     prefill_chunk: Positive = 256
-    ring_window: Positive = 1024
+    ring_window: int = 0  # feature rows that stay readable; 0: as many as the draft attends to
+    prefix_bytes: int = 0  # of kept prefixes outside the slots
     draft_context: Positive = 4096  # rows of context the draft attends to
     golden: tuple[int, ...] = ()  # a prompt on which the draft is tried; see launch.golden
     cost_cache: str | None = None  # folder of prices; None: a pair begins without knowing any

@@ -33,8 +33,8 @@ def prepare(plan: Plan, run_dir: Path) -> Prepared:
     The life is that of no start; `launch.starter` gives each its own.
     """
     check_devices({"--target-device": plan.target_device, "--draft-device": plan.draft_device})
-    target = _target(plan, run_dir)
     model = read_model_config(Path(plan.model))
+    target = _target(plan, run_dir, model.max_positions)
     if plan.draft is None:
         return Prepared(target, None)
     network = read_draft_config(Path(plan.draft))
@@ -51,7 +51,10 @@ def prepare(plan: Plan, run_dir: Path) -> Prepared:
     )
 
 
-def _target(plan: Plan, run_dir: Path) -> TargetConfig:
+def _target(plan: Plan, run_dir: Path, most: int) -> TargetConfig:
+    # What a draft attends to stays readable, so that one that begins in the middle has all of it.
+    positions = min(plan.max_positions or most, most)
+    window = plan.ring_window or max(1, min(plan.draft_context, positions))
     return TargetConfig(
         model=plan.model,
         run_dir=str(run_dir),
@@ -66,7 +69,8 @@ def _target(plan: Plan, run_dir: Path) -> TargetConfig:
         slots=plan.slots,
         max_positions=plan.max_positions,
         prefill_chunk=plan.prefill_chunk,
-        ring_window=plan.ring_window,
+        ring_window=window,
+        prefix_bytes=plan.prefix_bytes,
         block_size=max(1, plan.widest),
         rollback=plan.rollback,
         log_level=plan.log_level,

@@ -136,7 +136,7 @@ class Session:
             case Start():
                 if self.phase == "new":
                     self.phase = "opening"
-                    self._building.open()
+                    self._building.open(self.draft.context)
             case DraftUp() | DraftDown() | DraftLate() | Withdrawn():
                 self._on_draft(event)
             case TargetDown(error, fatal):
@@ -276,7 +276,7 @@ class Session:
             return
         self.tally.num_target_restarts += 1
         self.target, self._target_alive, self.phase = facts, True, "opening"
-        self._building.open()
+        self._building.open(self.draft.context)
 
     def _distrust_target(self, defect: str) -> None:
         """It has lost count of the sequence: another life is tried, and fails only if that does."""

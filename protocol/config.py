@@ -69,6 +69,7 @@ class TargetConfig(FrozenConfig, frozen=True, kw_only=True):
     max_positions: int = 0  # 0: what the model's config says
     prefill_chunk: Positive = 256
     ring_window: Positive = 1024
+    prefix_bytes: int = 0  # of kept prefixes outside the slots; 0: none are kept there
     taps: tuple[int, ...] = ()
     block_size: int = 1  # widest block a Verify may carry
     mask_token_id: int = -1

@@ -355,8 +355,9 @@ class OpenItem(Item, frozen=True, kw_only=True):
 
     slot: Slot = -1
     sampling: Sampling = Sampling()
-    draft_context: Count = 0  # draft only: rows of context to attend to; 0: its own default
+    draft_context: Count = 0  # rows of context that a draft attends to; 0: all that it can
     prefix: TokenBytes = b""
+    retain: bool = False  # target only: it will be closed with `retain`
     continues: Earlier = -1
     committed: Position = 0
     oldest: Position = 0

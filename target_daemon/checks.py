@@ -24,6 +24,7 @@ class Limits:
     prefill_chunk: int
     max_width: int
     rollback: Literal["fast", "replay"] = "fast"
+    prefix_bytes: int = 0  # of kept prefixes outside the slots
 
 
 def check_alive(sequence: Sequence, number: int) -> None:
@@ -48,7 +49,7 @@ def check_chunk(
             f"the prompt has at least {item.start + count:,} tokens; this target takes {most:,}"
         )
     # Boundaries are fixed so that a prompt always meets the same products, bit for bit. A kept
-    # state that cannot be cut may end between two of them.
+    # prefix may end between two of them.
     room = chunk - item.start % chunk
     if not 1 <= count <= room or (count < room and not item.last):
         raise ProtocolError(

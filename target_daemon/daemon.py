@@ -54,6 +54,7 @@ BOUNDS: Final = {
     "block_size": (1, 1024),
     "max_positions": (0, (1 << 31) - 1),
     "mask_token_id": (-1, (1 << 31) - 1),
+    "prefix_bytes": (0, 1 << 50),
 }
 
 
@@ -73,7 +74,9 @@ class TargetDaemon:
         self._target = target
         self._host = host
         self._load_seconds = load_seconds
-        limits = Limits(target.prefill_chunk, target.max_width, config.rollback)
+        limits = Limits(
+            target.prefill_chunk, target.max_width, config.rollback, config.prefix_bytes
+        )
         self._engine = Engine(target, limits, target.ring)
         self._lender = Lender(target, Path(config.model))
         self._life, self._nonce = config.life, -1

@@ -63,7 +63,13 @@ class Engine:
         self._ring = ring
         self._strategy = strategy
         self._sequences = Sequences(target.slots, target.max_positions)
-        self._kept = KeptState(target, ring, limits.prefill_chunk)
+        self._kept = KeptState(
+            target,
+            ring,
+            self._sequences,
+            chunk=limits.prefill_chunk,
+            budget=limits.prefix_bytes,
+        )
 
     @property
     def rollback(self) -> Literal["fast", "replay"]:
@@ -77,9 +83,7 @@ class Engine:
         """
         target = self._target
         sampling = resolved(item.sampling, target.eos_token_ids, target.vocab_size)
-        wanted, common = self._sequences.longest(unpack_tokens(item.prefix))
-        sequence, retained = self._sequences.open(item, sampling, wanted)
-        start = self._kept.begin(sequence, item.sequence, retained if common else None, common)
+        sequence, start = self._kept.open(item, sampling)
         return OpenedItem(
             sequence=item.sequence,
             round=item.round,
@@ -102,6 +106,7 @@ class Engine:
         chunk, most = self._limits.prefill_chunk, self._target.max_positions
         check_chunk(sequence, item, len(ids), chunk=chunk, most=most)
         check_vocabulary(ids, item.start, self._target.vocab_size)
+        self._kept.mark(sequence, item.last and sequence.retains)
         try:
             token, logprobs = self._run_chunk(sequence, item, ids, len(ids))
         except OutOfMemory as error:

@@ -1,31 +1,71 @@
 """State that outlives its sequence: cut at the end, and continued by another that begins alike.
 
-A target that keeps a row per position is cut anywhere. One that does not (recurrent layers,
-windows) goes back within its last forward, by the snapshot from before it, or not at all.
+It stays in its slot until another sequence needs that, and goes into the store of prefixes then. A
+target that keeps a row per position is cut anywhere. One that does not (recurrent layers, windows)
+goes back within its last forward, by the snapshot from before it, or not at all; of such a one the
+store also has the state before the last chunk of each prompt.
 """
 
 import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import torch
+from torch import Tensor
 
-from protocol.transports.base import RingView
-from target_daemon.sequences import Retained, Sequence
+from protocol.codec import unpack_tokens
+from protocol.feature_ring import spans
+from protocol.messages import OpenItem, Sampling
+from protocol.transports.base import RingView, gather
+from target_daemon.capture import publish
+from target_daemon.prefixes import Prefix, PrefixStore, common_length
+from target_daemon.sequences import Retained, Sequence, Sequences
 from target_daemon.target import DFlashTarget
 
 log = logging.getLogger(__name__)
 
 NOBODY: Final = -1
-FAILURES: Final = (RuntimeError, ValueError, MemoryError)  # of a cut: the state is given up
+FAILURES: Final = (RuntimeError, ValueError, MemoryError)  # of a cut or copy: it is given up
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """State for the beginning of a text: in a slot, or in the store."""
+
+    at: int  # where the text goes on
+    common: int  # up to where the texts are the same; more than `at`: what is between is run again
+    held: int  # all positions that have state there
+    number: int
+    slot: int = NOBODY
+    prefix: Prefix | None = None
+
+    @property
+    def rank(self) -> tuple[int, bool, int]:
+        """More is better: state to go on from; then no copy, then little besides that is lost."""
+        return self.at, self.prefix is None, -self.held
 
 
 class KeptState:
-    """Cuts and continues the slots of one target; keeps nothing itself."""
+    """Cuts, keeps and continues the slots of one target."""
 
-    def __init__(self, target: DFlashTarget, ring: RingView | None, chunk: int) -> None:
+    def __init__(
+        self,
+        target: DFlashTarget,
+        ring: RingView | None,
+        book: Sequences,
+        *,
+        chunk: int,
+        budget: int = 0,
+    ) -> None:
         self._target = target
-        self._ring = ring
-        self._chunk = chunk  # prompts are run in pieces that end at multiples of it
+        self._ring = ring if ring is not None and ring.shape.row_width else None
+        self._claimed = ring
+        self._book = book
+        self._chunk = chunk
+        self.store = PrefixStore(budget, cuttable=target.supports_cut)
+
+    # --- the end of a sequence -----------------------------------------------------------------
 
     @torch.inference_mode()
     def cut(self, sequence: Sequence, keep: int) -> bool:
@@ -59,44 +99,144 @@ class KeptState:
             target.verify_batch(slot, sequence.tokens[base:keep], base, "none")
         return True
 
-    def begin(self, sequence: Sequence, number: int, left: Retained | None, common: int) -> int:
-        """Start `sequence` on what its slot still holds, if its first `common` tokens are there.
+    def mark(self, sequence: Sequence, retains: bool) -> None:
+        """The last chunk of a prompt comes: of state that cannot be cut, keep what there is now."""
+        if retains and sequence.committed and not self._target.supports_cut:
+            left = Retained(NOBODY, sequence.committed, sequence.oldest)
+            self._copy(sequence.slot, left)
+
+    # --- the beginning of a sequence -----------------------------------------------------------
+
+    def open(self, item: OpenItem, sampling: Sampling) -> tuple[Sequence, int]:
+        """Take a slot for a sequence, which goes on from the most that is kept of its `prefix`.
 
         Sets `committed` and `oldest`, gives it the slot's ring rows, and returns the sequence that
-        is continued, or -1. Where the ring has lost feature rows of the window that a draft would
-        read, that window is run again, if the state can be cut.
+        is continued, or -1. Raises as `Sequences.check`.
         """
-        high = 0
+        self._book.check(item.sequence)
+        found = self._best(item)
+        slot = self._book.emptiest() if found is None or found.prefix else found.slot
+        left = self._book.retained.get(slot)
         if left is not None:
-            sequence.committed, sequence.oldest = left.committed, left.oldest
-            high = self._find(sequence, common)
+            kept = 0 if found is None or found.prefix else found.at
+            # Less than a chunk is run again by one forward; more is worth a copy.
+            if left.committed - kept >= (self._chunk if kept else 1):
+                self._copy(slot, left)
+        sequence = self._book.open(item, sampling, slot)
+        high = 0
+        if found is not None:
+            high = self._go_on(sequence, found, left)
         if not sequence.committed:
             sequence.oldest = high = 0
-            self._target.reset(sequence.slot)
-        if self._ring is not None:
-            self._ring.claim(sequence.slot, number, high)
-        return left.number if left is not None and sequence.committed else NOBODY
+            self._target.reset(slot)
+        self._claim(sequence, item.sequence, high)
+        return sequence, found.number if found is not None and sequence.committed else NOBODY
 
-    def _find(self, sequence: Sequence, common: int) -> int:
-        """Cut to where the sequence goes on; returns up to where the ring was written."""
-        held, high, at = sequence.committed, 0, common
-        if self._ring is not None and self._ring.shape.row_width:
-            high = int(self._ring.written_high[sequence.slot])
-            sequence.oldest = max(sequence.oldest, high - self._ring.shape.capacity)
-        if self._target.supports_cut:
-            # From a boundary on, the prompt's rows are bit for bit those of a whole run.
-            for at in (self._boundary(common), common):
-                if sequence.oldest <= self._first_needed(at):
-                    break
-            else:
-                sequence.oldest = high = at = self._boundary(self._first_needed(common))
-        if not at or (at < held and not self.cut(sequence, at)):
-            sequence.committed = 0
+    def _best(self, item: OpenItem) -> Found | None:
+        """What saves most of the prefix; None where nothing does."""
+        wanted = torch.tensor(unpack_tokens(item.prefix), dtype=torch.int64)
+        first = self._first_needed(wanted.shape[0] + 1, item.draft_context)
+        return max(self._all(wanted, first), key=lambda found: found.rank, default=None)
+
+    def _all(self, wanted: Tensor, first: int) -> Iterator[Found]:
+        for slot, left in self._book.retained.items():
+            tokens = self._book.tokens(slot)[: left.committed]
+            common = common_length(tokens, wanted)
+            if at := self._resume(left.committed, self._oldest(slot, left), common, first):
+                yield Found(at, common, left.committed, left.number, slot)
+        for prefix in self.store:
+            common = common_length(prefix.tokens, wanted)
+            if at := self._resume(prefix.committed, prefix.oldest, common, first):
+                yield Found(at, common, prefix.committed, prefix.number, prefix=prefix)
+
+    def _resume(self, held: int, oldest: int, common: int, first: int) -> int:
+        """Where a text goes on that has its first `common` of `held` positions in common.
+
+        A draft needs feature rows from `first` on. Where some of them are gone they are run again,
+        if the state can be cut; else a gap is legal.
+        """
+        if not self._target.supports_cut:
+            return held if common == held else 0
+        return common if common <= first or oldest <= first else first
+
+    def _first_needed(self, end: int, context: int) -> int:
+        """The lowest position whose feature row a draft may read for a block at `end` or later."""
+        if self._ring is None:
+            return end
+        window = self._ring.shape.window
+        return max(0, end - min(context or window, window))
+
+    def _go_on(self, sequence: Sequence, found: Found, left: Retained | None) -> int:
+        """Bring the slot's state to where the sequence goes on; returns the ring's height.
+
+        Where that fails, or is nothing, `committed` is 0.
+        """
+        high = found.at
+        if found.prefix is not None:
+            self._restore(sequence, found)
+        elif left is not None:
+            sequence.committed, sequence.oldest = left.committed, self._oldest(found.slot, left)
+            if self._ring is not None:
+                high = int(self._ring.written_high[found.slot])
+            if not self.cut(sequence, found.at):
+                sequence.committed = 0
+        if found.at < found.common or sequence.oldest >= found.at:
+            # No row is gone on from: a height of the text before would make new ones look old.
+            sequence.oldest = high = found.at
         return high
 
-    def _first_needed(self, at: int) -> int:
-        """The lowest position whose feature row a draft may read for a block at `at`."""
-        return max(0, at - self._ring.shape.window) if self._ring is not None else 0
+    @torch.inference_mode()
+    def _restore(self, sequence: Sequence, found: Found) -> None:
+        """Copy a prefix of the store into the sequence's slot."""
+        prefix, slot, at = found.prefix, sequence.slot, found.at
+        assert prefix is not None
+        self.store.use(prefix)
+        self._target.reset(slot)
+        try:
+            self._target.set_state(slot, prefix.state, at)
+        except FAILURES as error:
+            log.warning("a kept prefix of %d positions is not usable: %s", at, error)
+            return
+        sequence.tokens[:at] = prefix.tokens[:at]
+        sequence.committed, sequence.oldest = at, min(prefix.oldest, at)
+        if self._ring is not None:
+            capacity = self._ring.shape.capacity
+            sequence.oldest = min(max(prefix.oldest, at - capacity), at)
+            for span in spans(sequence.oldest, at, capacity):
+                rows = prefix.rows[span.start - prefix.oldest : span.stop - prefix.oldest]
+                self._ring.rows[slot, span.row : span.row + rows.shape[0]].copy_(rows)
 
-    def _boundary(self, position: int) -> int:
-        return position - position % self._chunk
+    # --- feature rows and copies -----------------------------------------------------------------
+
+    def _oldest(self, slot: int, left: Retained) -> int:
+        """The lowest position whose feature row the ring still has."""
+        if self._ring is None:
+            return left.oldest
+        high = int(self._ring.written_high[slot])
+        return max(left.oldest, high - self._ring.shape.capacity)
+
+    def _claim(self, sequence: Sequence, number: int, high: int) -> None:
+        if self._claimed is not None:
+            self._claimed.claim(sequence.slot, number, high)
+            publish(self._claimed, sequence.slot, sequence.oldest, sequence.committed)
+
+    @torch.inference_mode()
+    def _copy(self, slot: int, left: Retained) -> None:
+        """Put what the slot holds into the store, where it fits there and is new to it."""
+        tokens = self._book.tokens(slot)[: left.committed]
+        oldest = min(self._oldest(slot, left), left.committed)
+        size = self._target.state_bytes(slot, left.committed)
+        if not size or self.store.knows(tokens):
+            return
+        rows = torch.empty(0, 0)
+        if self._ring is not None:
+            width, item = self._ring.shape.row_width, self._ring.rows.element_size()
+            size += (left.committed - oldest) * width * item
+        try:
+            if self.store.makes_room(size + tokens.nbytes):
+                if self._ring is not None:
+                    rows = gather(self._ring, slot, oldest, left.committed)
+                state = self._target.copy_state(slot, left.committed)
+                self.store.put(Prefix(tokens.clone(), state, rows, left.number))
+        except FAILURES as error:
+            log.warning("what slot %d holds cannot be kept: %s", slot, error)

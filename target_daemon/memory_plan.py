@@ -107,6 +107,7 @@ def _lines(
         _key_values(model, config.slots, positions, size),
         _ring(model, config, size),
         *_exported(model, config, size),
+        *_prefixes(config),
         _context(model, config.slots, positions, size),
         _working(model, config, positions, size),
     )
@@ -135,6 +136,7 @@ def _general_lines(
             (size, "bytes"),
         ),
         _ring(model, config, size),
+        *_prefixes(config),
         _line("token ids", (config.slots, "slots"), (positions, "positions"), (ID_BYTES, "bytes")),
         Line(
             "working memory",
@@ -184,6 +186,11 @@ def _exported(model: ModelConfig, config: TargetConfig, size: int) -> Iterator[L
     if is_gpu(config.device) and config.taps:
         table = ((model.vocab_size, "ids"), (model.hidden_size, "wide"), (size, "bytes"))
         yield _line("embedding and head, exported", (2, "tables"), *table)
+
+
+def _prefixes(config: TargetConfig) -> Iterator[Line]:
+    if config.prefix_bytes:
+        yield Line("kept prefixes", config.prefix_bytes, "what --prefix-memory allows")
 
 
 def _context(model: ModelConfig, slots: int, positions: int, size: int) -> Line:

@@ -25,6 +25,7 @@ class Sequence:
     committed: int = 0
     oldest: int = 0  # the lowest position whose feature row was written in this slot
     prefilled: bool = False
+    retains: bool = False  # another may go on from its state
     lost: bool = False  # its state could not be restored after a failure
     finish: Finish = ""
     verdict: Verdict | None = None  # of the last round, for a repeated question
@@ -74,51 +75,41 @@ class Sequences:
         self._tokens = torch.zeros((slots, max_positions + 1), dtype=torch.int64)
         self._open: dict[int, Sequence] = {}
         self._closed: deque[int] = deque(maxlen=REMEMBERED_CLOSED)
-        self._retained: dict[int, Retained] = {}  # by slot, oldest first
+        self.retained: dict[int, Retained] = {}  # by slot, oldest first
 
-    def longest(self, prefix: tuple[int, ...]) -> tuple[int, int]:
-        """The slot whose retained state has most of `prefix` in common, and how much; or -1, 0.
+    def tokens(self, slot: int) -> Tensor:
+        """Ids of the slot's text [max_positions + 1], as far as it has been run."""
+        return self._tokens[slot]
 
-        Of several, the one that holds least besides: the rest of it is lost.
-        """
-        best, most, wanted = -1, 0, torch.tensor(prefix, dtype=torch.int64)
-        for slot, left in self._retained.items():
-            count = min(left.committed, len(prefix))
-            same = self._tokens[slot, :count] == wanted[:count]
-            common = int(same.long().cumprod(0).sum())
-            shorter = best >= 0 and left.committed < self._retained[best].committed
-            if common > most or (common == most and shorter):
-                best, most = slot, common
-        return best, most
-
-    def open(
-        self, item: OpenItem, sampling: Sampling, wanted: int = -1
-    ) -> tuple[Sequence, Retained | None]:
-        """Take the free slot `wanted`, or any, for the `resolved` sampling.
-
-        Returns what the slot still holds, too; that is given up here where it is not continued.
-        Raises Overloaded, StaleMessage (closed) or ProtocolError (open).
-        """
-        if item.sequence in self._open:
-            raise ProtocolError(f"sequence {item.sequence} is open already")
-        if item.sequence in self._closed:
-            raise StaleMessage(f"sequence {item.sequence} was closed; it never computes again")
+    def check(self, number: int) -> None:
+        """Raise Overloaded, StaleMessage (it was closed) or ProtocolError (it is open)."""
+        if number in self._open:
+            raise ProtocolError(f"sequence {number} is open already")
+        if number in self._closed:
+            raise StaleMessage(f"sequence {number} was closed; it never computes again")
         if not self._free:
             raise Overloaded(f"all {len(self._open)} slots of the target are taken")
-        slot = wanted if wanted >= 0 else self._emptiest()
+
+    def open(self, item: OpenItem, sampling: Sampling, slot: int) -> Sequence:
+        """Take a free slot for the `resolved` sampling; what it held is the caller's to use.
+
+        Raises as `check`.
+        """
+        self.check(item.sequence)
         self._free.remove(slot)
         ends = frozenset(() if sampling.ignore_eos else sampling.eos_token_ids)
         stops = frozenset(sampling.stop_token_ids) | ends
-        sequence = Sequence(slot, sampling, stops, self._tokens[slot])
+        sequence = Sequence(slot, sampling, stops, self._tokens[slot], retains=item.retain)
         self._open[item.sequence] = sequence
-        return sequence, self._retained.pop(slot, None)
+        self.retained.pop(slot, None)
+        return sequence
 
-    def _emptiest(self) -> int:
+    def emptiest(self) -> int:
         """A free slot that holds nothing, or the one whose state was retained first."""
         for slot in self._free:
-            if slot not in self._retained:
+            if slot not in self.retained:
                 return slot
-        return next(iter(self._retained))
+        return next(iter(self.retained))
 
     def get(self, number: int) -> Sequence:
         """The open sequence `number`, or UnknownSequence."""
@@ -134,7 +125,7 @@ class Sequences:
         self._closed.append(number)
         self._free.append(sequence.slot)
         if retain:
-            self._retained[sequence.slot] = Retained(number, sequence.committed, sequence.oldest)
+            self.retained[sequence.slot] = Retained(number, sequence.committed, sequence.oldest)
         return sequence
 
     def clear(self) -> tuple[int, ...]:

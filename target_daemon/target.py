@@ -5,12 +5,26 @@ integer handle of one open sequence, below `slots`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from torch import Tensor
 
 Logits = Literal["none", "last", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class StateCopy:
+    """The state of a sequence's first positions, apart from any slot."""
+
+    tensors: Mapping[str, Tensor]  # on the host
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what JSON can hold
+
+    @property
+    def bytes(self) -> int:
+        """What its tensors take."""
+        return sum(each.numel() * each.element_size() for each in self.tensors.values())
 
 
 class DFlashTarget(ABC):
@@ -65,6 +79,25 @@ class DFlashTarget(ABC):
         There is nothing to do where each position has a row of its own.
         """
         del slot, length
+
+    def state_bytes(self, slot: int, length: int) -> int:
+        """What `copy_state` would take; 0, as here, where this target makes no copies."""
+        del slot, length
+        return 0
+
+    def copy_state(self, slot: int, length: int) -> StateCopy:
+        """The state of the slot's first `length` positions, which no later forward changes.
+
+        `length` is all that the slot holds, or less where `supports_cut`.
+        """
+        raise NotImplementedError("this target makes no copies of its state")
+
+    def set_state(self, slot: int, state: StateCopy, length: int) -> None:
+        """Give an empty slot the first `length` positions of a copy, as `copy_state` says.
+
+        Raises ValueError where it is no copy of this target's.
+        """
+        raise NotImplementedError("this target makes no copies of its state")
 
     @property
     def supports_tree_verify(self) -> bool:

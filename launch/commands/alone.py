@@ -14,7 +14,7 @@ from launch.commands.sampling import GUESS_WIDTH
 from launch.drafts import NONE, draft_vocab, named_draft
 from launch.golden import golden_ids
 from launch.models import resolve_model
-from launch.plan import Plan
+from launch.plan import MEGABYTE, Plan
 from launch.prepare import draft_config, prepare
 from launch.progress import progress_for
 from launch.store import default_home
@@ -36,6 +36,7 @@ class TargetOptions(PairOptions):
     block_size: int | None
     slots: int
     max_positions: int
+    prefix_memory: int
     instance: str | None
     run_dir: str | None
     listen: str | None
@@ -79,6 +80,7 @@ def run_target(options: TargetOptions) -> int:
         options.plan(model, draft),
         slots=options.slots,
         max_positions=options.max_positions,
+        prefix_bytes=options.prefix_memory * MEGABYTE,
         widest=GUESS_WIDTH,
         golden=golden,
     )

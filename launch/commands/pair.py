@@ -31,6 +31,7 @@ THEIRS: Final = (
     "threads",
     "slots",
     "max_positions",
+    "prefix_memory",
 )
 
 

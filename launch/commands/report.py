@@ -13,6 +13,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Token counts."""
 
     prompt_tokens: int
+    num_kept_tokens: int  # of these, whose state an earlier request had left
     completion_tokens: int
 
 
@@ -124,7 +125,7 @@ def build(
         text=text,
         token_ids=token_ids,
         finish_reason=finish_reason,
-        usage=Usage(prompt_tokens=s.prompt_tokens, completion_tokens=s.completion_tokens),
+        usage=Usage(**{name: getattr(s, name) for name in Usage.__struct_fields__}),
         mode=s.mode,
         mode_reason=s.mode_reason,
         verify=s.verify,

@@ -19,7 +19,7 @@ from launch.drafts import draft_vocab
 from launch.golden import golden_ids
 from launch.interrupts import Interrupts
 from launch.manager import Managed, words
-from launch.plan import Loading, Plan
+from launch.plan import MEGABYTE, Loading, Plan
 from launch.service import Service
 from launch.stops import find_stops
 from launch.supervisor import Supervisor
@@ -40,6 +40,7 @@ class Options(PairOptions):
     draft_vocab: str | None
     slots: int
     max_positions: int
+    prefix_memory: int
     max_waiting: int
     instance: str | None
     run_dir: str | None
@@ -139,6 +140,7 @@ def _daemons(options: Options) -> Plan:
         options.plan(model, draft),
         slots=options.slots,
         max_positions=options.max_positions,
+        prefix_bytes=options.prefix_memory * MEGABYTE,
         draft_context=options.draft_context,
         draft_vocab=draft_vocab(options.draft_vocab, draft),
         widest=GUESS_WIDTH,

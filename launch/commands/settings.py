@@ -163,6 +163,14 @@ SETTINGS: Final[dict[str, Decorator]] = {
         default=0,
         help="Prompt and text of one request, in tokens.  [default: what the model takes]",
     ),
+    "prefix_memory": _option(
+        "--prefix-memory",
+        metavar="MB",
+        type=click.IntRange(0, 1 << 30),
+        default=512,
+        show_default=True,
+        help="Memory of the target for states that later requests may go on from; 0: none.",
+    ),
     "run_dir": _option(
         "--run-dir",
         metavar="FOLDER",

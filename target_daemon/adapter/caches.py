@@ -110,6 +110,17 @@ class SlotCaches:
             vars(layer).update(_copied(fields))
         self.lengths[slot] = snapshot.length
 
+    def num_layers(self, slot: int) -> int:
+        """How many layers have state of their own."""
+        return len(self._caches[slot].layers)
+
+    def values(self, slot: int) -> Iterator[Any]:
+        """Every value that the slot's state is made of, that of dicts and lists one by one."""
+        cache = self._caches[slot]
+        layers = [vars(layer) for layer in cache.layers]
+        fields = {name: value for name, value in vars(cache).items() if name != "layers"}
+        return _leaves([fields, *layers])
+
     def constant_bytes(self, slot: int) -> int:
         """Bytes of state that do not grow with the context, which no config states."""
         layers = self._caches[slot].layers
@@ -118,8 +129,8 @@ class SlotCaches:
             for layer in layers
             for name, value in vars(layer).items()
             if name not in REPLACED
-            for tensor in _tensors(value)
-            if tensor.is_floating_point()
+            for tensor in _leaves(value)
+            if isinstance(tensor, Tensor) and tensor.is_floating_point()
         )
 
 
@@ -137,12 +148,12 @@ def _copy(value: Any) -> Any:
     return value
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict | list):
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item)
+            yield from _leaves(item)
+    else:
+        yield value
 
 
 def _recurrent(cache: Any) -> Iterator[Tensor | None]:

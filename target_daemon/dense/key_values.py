@@ -7,7 +7,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from target_daemon.families.base import NativeTarget
+from target_daemon.target import StateCopy
+
 HOST: Final = torch.device("cpu")
+KEY_VALUES: Final = "key_values"
 ROW_MULTIPLE: Final = 512  # capacity, so that padded K lengths always fit
 
 
@@ -60,6 +64,22 @@ class KeyValues:
         """A copy of rows ``base ..`` of every layer."""
         return self._slots[slot].narrow(3, base, rows).clone()
 
+    def bytes(self, rows: int) -> int:
+        """What the first `rows` of one slot take."""
+        shape = self._slots[0].shape
+        return rows * shape.numel() // self.capacity * self._slots[0].element_size()
+
+    def load(self, slot: int, rows: Tensor) -> None:
+        """Put what `save` returned for base 0, or its beginning, back into a slot.
+
+        ValueError where it has another shape or dtype.
+        """
+        own = self._slots[slot]
+        expected = (*own.shape[:3], rows.shape[3] if rows.dim() == own.dim() else 0, self._dim)
+        if rows.shape != expected or rows.shape[3] > self.capacity or rows.dtype != own.dtype:
+            raise ValueError(f"{rows.dtype} {list(rows.shape)} are no rows of this target")
+        own.narrow(3, 0, rows.shape[3]).copy_(rows)
+
     def fill_with_noise(self, slot: int, rows: int, generator: torch.Generator) -> None:
         """Normal numbers in the first `rows` of every layer, the same on every device."""
         past = self._slots[slot].narrow(3, 0, rows)
@@ -68,6 +88,25 @@ class KeyValues:
     def clear(self, slot: int, base: int, rows: int) -> None:
         """Zero rows ``base .. base + rows - 1`` of every layer, as far as they exist."""
         self._slots[slot].narrow(3, base, min(rows, self.capacity - base)).zero_()
+
+
+class KeptRows(NativeTarget):
+    """A target whose whole state is `key_values`, which can be cut and copied anywhere."""
+
+    supports_cut = True
+    key_values: KeyValues
+
+    def state_bytes(self, slot: int, length: int) -> int:
+        del slot
+        return self.key_values.bytes(length)
+
+    def copy_state(self, slot: int, length: int) -> StateCopy:
+        return StateCopy({KEY_VALUES: self.key_values.save(slot, 0, length).cpu()})
+
+    def set_state(self, slot: int, state: StateCopy, length: int) -> None:
+        if KEY_VALUES not in state.tensors:
+            raise ValueError("no keys and values")
+        self.key_values.load(slot, state.tensors[KEY_VALUES].narrow(3, 0, length))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

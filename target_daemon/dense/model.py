@@ -22,7 +22,7 @@ from target_daemon.checkpoint import Checkpoint
 from target_daemon.checks import check_mask
 from target_daemon.columns import NOWHERE, Columns
 from target_daemon.columns import settle as settle_columns
-from target_daemon.dense.key_values import KeyValues
+from target_daemon.dense.key_values import KeptRows, KeyValues
 from target_daemon.dense.layout import Rules, resolve
 from target_daemon.dense.places import Line, Tree
 from target_daemon.dense.stack import Stack
@@ -61,13 +61,12 @@ class DenseFamily(Family):
         return DenseTarget(request, self.rules)
 
 
-class DenseTarget(NativeTarget):
+class DenseTarget(KeptRows):
     """A loaded dense decoder with K/V for ``config.slots`` sequences."""
 
     embedding_scale = 1.0
     logit_scale = 1.0
     logit_softcap = 0.0
-    supports_cut = True
 
     def __init__(self, request: LoadRequest, rules: Rules) -> None:
         model, config = request.model, request.config

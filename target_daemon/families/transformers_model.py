@@ -22,6 +22,7 @@ from protocol.transports.base import FeatureHost, WeightSpec
 from target_daemon.adapter import library as foreign
 from target_daemon.adapter import parts
 from target_daemon.adapter.caches import SlotCaches, Snapshot
+from target_daemon.adapter.copies import CopiedCaches
 from target_daemon.adapter.probe import SLOT, settle
 from target_daemon.capture import open_capture
 from target_daemon.families.base import ANY, Family, LoadRequest, NativeTarget
@@ -33,7 +34,7 @@ ALL_LOGITS: Final = 0  # what `logits_to_keep` means by 0
 log = logging.getLogger(__name__)
 
 
-class TransformersTarget(NativeTarget):
+class TransformersTarget(CopiedCaches):
     """A model of `transformers` with one cache for each of ``config.slots`` sequences."""
 
     def __init__(self, request: LoadRequest) -> None:

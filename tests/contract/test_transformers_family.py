@@ -15,6 +15,9 @@ from launch.events import TargetFacts
 from launch.inprocess import run_spec_decode
 from protocol.errors import ExactUnavailable, InternalError
 from target_daemon.adapter.parts import passing
+from target_daemon.checks import Limits
+from target_daemon.engine import Engine
+from target_daemon.target import StateCopy
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # that library's own
@@ -110,7 +113,54 @@ def test_a_kept_prefix_is_continued_as_if_it_had_been_run_again(case):
     back = run(other, base_pos=9)
     assert (on.token_ids, back.token_ids) == (run(turn).token_ids, run(other).token_ids)
     kept = (on.statistics.num_kept_tokens, back.statistics.num_kept_tokens)
-    assert kept == ((20, 8) if case.family in {"gpt2", "gpt_neox"} else (21, 0))
+    assert kept == ((21, 9) if case.family in {"gpt2", "gpt_neox"} else (21, 0))
+
+
+def test_a_prefix_of_the_store_is_continued_with_the_text_and_rounds_of_a_whole_run(
+    case, plain_text
+):
+    """What other texts pushed out of both slots, at the end and at the last chunk of the prompt."""
+    engine = Engine(case.target, Limits(CHUNK, WIDTH, prefix_bytes=1 << 24), case.target.ring)
+    numbers = itertools.count(1)
+    facts = TargetFacts(
+        1, 97, case.target.max_positions, CHUNK, case.target.ring.shape.capacity, WIDTH
+    )
+
+    def run(ids, **options):
+        """Text and the rounds' sizes, with hints that are right for some tokens."""
+        seen, hints = [], dict(enumerate(plain_text[:3]))
+        result = run_spec_decode(
+            engine,
+            None,
+            ids,
+            8,
+            facts=facts,
+            sequence=next(numbers),
+            hint_tokens=hints,
+            on_piece=lambda piece: seen.append((piece.width, len(piece.tokens))),
+            **options,
+        )
+        return (result.token_ids, seen), result.statistics.num_kept_tokens
+
+    first = run(PROMPT, retain=True)[0][0]
+    turn, again = [*PROMPT, *first, 5, 6, 7], [*PROMPT[:13], 7]
+    for other in (9, 11):
+        run([other] * 10, retain=True)
+    (on, kept), (back, boundary) = (run(ids, base_pos=len(ids)) for ids in (turn, again))
+    assert (on, back) == (run(turn)[0], run(again)[0])
+    assert (kept, boundary) == ((21, 13) if case.family in {"gpt2", "gpt_neox"} else (21, 12))
+
+
+def test_a_copy_of_another_models_state_is_refused_and_leaves_none(case):
+    target, ids = case.target, case.ids
+    target.reset(0)
+    target.verify_batch(0, ids[:20], 0, "none")
+    state = target.copy_state(0, 20)
+    target.reset(0)
+    for facts in ({}, state.facts | {"layers": []}, state.facts | {"fields": {"plain": 1}}):
+        with pytest.raises(ValueError, match="no state of this model"):
+            target.set_state(0, StateCopy(state.tensors, facts), 20)
+        target.reset(0)
 
 
 def test_a_restored_snapshot_leaves_no_trace_and_can_be_restored_again(case):

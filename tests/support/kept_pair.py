@@ -11,13 +11,22 @@ LONG = [(7 * i * i + 3 * i) % (VOCAB - 2) + 1 for i in range(90)]
 
 
 @contextmanager
-def kept_pair(folder):
-    """Both engines over the checkpoints in `folder`, which are written where they are missing."""
+def kept_pair(folder, prefix_bytes=0):
+    """Both engines over the checkpoints in `folder`, which are written where they are missing.
+
+    The store of prefixes has `prefix_bytes`.
+    """
     paths = (folder / "target", folder / "draft")
     checkpoints = Checkpoints(*(paths if folder.exists() else write_pair(folder)))
     settings = {"prefill_chunk": PIECE, "ring_window": WINDOW, "slots": 2, "max_positions": 256}
     with real_pair(
-        checkpoints, dtype="float32", exact=True, threads=1, context=CONTEXT, **settings
+        checkpoints,
+        dtype="float32",
+        exact=True,
+        threads=1,
+        context=CONTEXT,
+        prefix_bytes=prefix_bytes,
+        **settings,
     ) as made:
         yield made
 
@@ -39,5 +48,11 @@ def held(pair, slot, length):
 
 def last_slot(pair):
     """The slot that holds what the last run has left."""
-    kept = pair.engine._sequences._retained.items()
+    kept = pair.engine._sequences.retained.items()
     return next(slot for slot, left in kept if left.number == pair.last_sequence)
+
+
+def forget(pair):
+    """Give up all that earlier runs have left in the target."""
+    pair.engine._sequences.retained.clear()
+    pair.engine._kept.store._held.clear()

@@ -62,11 +62,19 @@ def default_checkpoints(*, allow_pull: bool = False) -> Checkpoints:
 class RealPair:
     """Both engines over the `local` transport, driven by the session of `launch.inprocess`."""
 
-    def __init__(self, target: NativeTarget, draft: DraftEngine, block_size: int) -> None:
+    def __init__(
+        self,
+        target: NativeTarget,
+        draft: DraftEngine,
+        block_size: int,
+        *,
+        context: int = CONTEXT,
+        prefix_bytes: int = 0,
+    ) -> None:
         self.target = target
         self.draft = draft
-        self._block_size = block_size
-        limits = Limits(target.prefill_chunk, target.max_width)
+        self._block_size, self._context = block_size, context
+        limits = Limits(target.prefill_chunk, target.max_width, prefix_bytes=prefix_bytes)
         self.engine = TargetEngine(target, limits, target.ring)
         self.last_sequence = 0
         self._facts = TargetFacts(
@@ -108,7 +116,7 @@ class RealPair:
             max_tokens,
             facts=self._facts,
             block_size=self._block_size,
-            draft_context=CONTEXT,
+            draft_context=self._context,
             sampling=sampling,
             block_width=block_width,
             on_piece=pieces.append,
@@ -171,6 +179,7 @@ def real_pair(
     exact: bool,
     threads: int = 0,
     context: int = CONTEXT,
+    prefix_bytes: int = 0,
     **settings,
 ):
     """Load the pair with as many threads as a daemon would take; all is undone at the end.
@@ -213,4 +222,4 @@ def real_pair(
             max_ingest=min(context, 256),
         )
         draft.warm_up()
-        yield RealPair(target, draft, block)
+        yield RealPair(target, draft, block, context=context, prefix_bytes=prefix_bytes)

@@ -1,9 +1,11 @@
 """A prompt continued where an earlier one left its state: as if it had been run whole."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from support.engines import CHUNK, PROMPT
-from support.kept_pair import CONTEXT, LONG, PIECE, WINDOW, held, kept_pair
+from support.kept_pair import CONTEXT, LONG, WINDOW, forget, held, kept_pair, last_slot
 from support.tiny_pair import VOCAB
 from support.toy_target import AttentionTarget, RecurrentTarget
 
@@ -18,25 +20,65 @@ TOKENS = 12
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    with kept_pair(tmp_path_factory.mktemp("kept") / "pair") as made:
+def shared(tmp_path_factory):
+    with kept_pair(tmp_path_factory.mktemp("kept") / "pair", prefix_bytes=1 << 24) as made:
         yield made
 
 
-CUTS = [0, 1, CONTEXT - 1, CONTEXT, 45, 60, len(LONG) - 1, len(LONG)]
+@pytest.fixture
+def pair(shared):
+    forget(shared)
+    return shared
 
 
+CUTS = [0, 1, CONTEXT - 1, CONTEXT, 45, 70, len(LONG) - 1, len(LONG)]
+OTHER = [(11 * i * i + 5 * i) % (VOCAB - 2) + 2 for i in range(120)]
+
+
+@contextmanager
+def counted(target):
+    """The rows of every forward within: those of a prompt, and those of rounds."""
+    prompt, rounds = [], []
+    forward = target.verify_batch
+
+    def count(slot, tokens, base_pos, logits):
+        (rounds if logits == "all" else prompt).append((base_pos, len(tokens)))
+        return forward(slot, tokens, base_pos, logits)
+
+    target.verify_batch = count
+    try:
+        yield prompt, rounds
+    finally:
+        del target.verify_batch
+
+
+def push_out(pair):
+    """Two other texts take both slots."""
+    for text in (OTHER[:30], OTHER[50:90]):
+        pair.run(text, 1, speculative=True, retain=True)
+
+
+@pytest.mark.parametrize("source", ["slot", "store"])
+@pytest.mark.parametrize("rows", ["kept", "gone"])
 @pytest.mark.parametrize("cut", CUTS)
-def test_text_and_rounds_after_a_hit_equal_those_of_the_whole_run(pair, cut):
-    """The first prompt is another from `cut` on; the second begins like it up to there."""
-    other = LONG[:cut] + [VOCAB - 2 - token for token in LONG[cut:]]
+def test_text_and_rounds_after_a_hit_equal_those_of_the_whole_run(pair, cut, rows, source):
+    """The first prompt is another from `cut` on; the second begins like it up to there.
+
+    Where it went on for long, the ring has lost the feature rows from before `cut`.
+    """
+    tail = OTHER[: len(LONG) - cut] if rows == "kept" else OTHER
     whole = pair.run(LONG, TOKENS, speculative=True)
     assert whole.kept == 0
-    pair.run(other, 1, speculative=True, retain=True)
-    hit = pair.run(LONG, TOKENS, speculative=True, base_pos=len(LONG))
-    lost = cut < len(other) - PIECE  # further back than the ring's guard reaches
-    at = max(0, cut - WINDOW) if lost else min(cut, len(LONG) - 1)
-    assert hit.kept == at - at % PIECE
+    pair.run([*LONG[:cut], 1 + LONG[min(cut, 89)] % 60, *tail], 1, speculative=True, retain=True)
+    if source == "store":
+        push_out(pair)
+    with counted(pair.target) as (computed, _):
+        hit = pair.run(LONG, TOKENS, speculative=True, base_pos=len(LONG))
+    window = len(LONG) - WINDOW  # where what the first block attends to begins
+    expected = min(cut, len(LONG) - 1) if rows == "kept" else min(cut, window)
+    assert hit.kept == expected
+    assert computed[0][0] == expected
+    assert sum(count for _, count in computed) == len(LONG) - expected
     assert (hit.token_ids, hit.rounds, hit.proposed) == (
         whole.token_ids,
         whole.rounds,
@@ -49,7 +91,7 @@ def test_a_conversation_runs_only_what_is_new(pair):
     turn = [*LONG[:40], *first.token_ids, *LONG[50:70]]
     hit = pair.run(turn, TOKENS, speculative=True, base_pos=51)
     whole = pair.run(turn, TOKENS, speculative=True)
-    assert hit.kept == 48  # 51 positions had state: up to the last boundary of chunks
+    assert hit.kept == 51
     assert (hit.token_ids, hit.rounds, hit.proposed) == (
         whole.token_ids,
         whole.rounds,
@@ -62,17 +104,19 @@ def test_a_draft_that_knows_nothing_reads_the_window_that_was_kept(pair):
     pair.run(LONG[:60], 1, speculative=False, retain=True)
     hit = pair.run(LONG, TOKENS, speculative=True, base_pos=60)
     whole = pair.run(LONG, TOKENS, speculative=True)
-    assert hit.kept == 60 - 60 % PIECE
+    assert hit.kept == 60
     assert (hit.token_ids, hit.proposed) == (whole.token_ids, whole.proposed)
 
 
-def test_the_state_after_a_hit_is_bit_for_bit_that_of_the_whole_run(pair):
+@pytest.mark.parametrize(("base", "kept"), [(30, 7), (47, 47), (45, 45)])
+def test_the_state_after_a_hit_is_bit_for_bit_that_of_the_whole_run(pair, base, kept):
     text = pair.run(LONG, TOKENS, speculative=True, retain=True).token_ids
     length = len(LONG) + len(text) - 1
-    expected = held(pair, 0, length)
+    expected = held(pair, last_slot(pair), length)
     pair.run(LONG[:48], 1, speculative=True, retain=True)  # in the other slot
-    pair.run(LONG, TOKENS, speculative=True, base_pos=30, retain=True)
-    for one, other in zip(held(pair, 1, length), expected, strict=True):
+    hit = pair.run(LONG, TOKENS, speculative=True, base_pos=base, retain=True)
+    assert hit.kept == kept
+    for one, other in zip(held(pair, last_slot(pair), length), expected, strict=True):
         assert torch.equal(one, other)
 
 
@@ -81,13 +125,30 @@ def test_another_text_shares_nothing(pair):
     assert pair.run(LONG[::-1], 3, speculative=True, base_pos=80).kept == 0
 
 
-def test_the_oldest_state_gives_way_when_no_slot_is_empty(pair):
+def test_without_a_store_the_oldest_state_gives_way_when_no_slot_is_empty(pair, monkeypatch):
+    monkeypatch.setattr(pair.engine._kept.store, "_budget", 0)
     first, second, third = LONG[:40], LONG[40:80], LONG[50:]
     for prompt in (first, second):
         pair.run(prompt, 1, speculative=True, retain=True)
     pair.run(third, 1, speculative=True)
-    assert pair.run(second, 1, speculative=True, base_pos=40).kept == 36
+    assert pair.run(second, 1, speculative=True, base_pos=40).kept == 39
     assert pair.run(first, 1, speculative=True, base_pos=40).kept == 0
+
+
+def test_what_two_texts_leave_is_kept_apart_from_the_slots_that_they_had(pair):
+    texts = [LONG[start : start + 40] for start in (0, 10, 20, 30, 40, 50)]
+    for text in texts:
+        pair.run(text, 1, speculative=True, retain=True)
+    assert len(list(pair.engine._kept.store)) == 4
+    for text in texts:
+        assert pair.run(text, TOKENS, speculative=True, base_pos=40, retain=True).kept == 39
+
+
+def test_a_text_that_leaves_another_early_does_not_cost_it_its_state(pair):
+    first = LONG[:60]
+    pair.run(first, 1, speculative=True, retain=True)
+    pair.run([*first[:40], *OTHER[:5]], 1, speculative=True, base_pos=45)
+    assert pair.run(first, 1, speculative=True, base_pos=60).kept == 59
 
 
 @pytest.mark.parametrize("base", [-1, len(PROMPT) + 1])
@@ -110,12 +171,12 @@ def continued(target, prompt, *, sequence, **options):
 
 
 @pytest.mark.parametrize("base", [0, 3, 4, 9, len(PROMPT)])
-def test_rows_of_positions_are_continued_from_a_boundary_of_chunks(base):
+def test_rows_of_positions_are_continued_from_any_position(base):
     target = AttentionTarget()
     engine, first = continued(target, PROMPT, sequence=1, retain=True)
     on = continued(target, PROMPT, engine=engine, sequence=2, base_pos=base)[1]
     assert on.token_ids == first.token_ids
-    assert on.statistics.num_kept_tokens == min(base, len(PROMPT) - 1) // CHUNK * CHUNK
+    assert on.statistics.num_kept_tokens == min(base, len(PROMPT) - 1)
 
 
 def test_a_recurrent_state_is_continued_where_it_ended_and_nowhere_else():

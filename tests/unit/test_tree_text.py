@@ -238,7 +238,7 @@ def test_every_end_inside_an_accepted_path_leaves_the_state_of_a_fresh_prefill(
     )
     assert (list(result.token_ids), result.finish_reason) == (text[:end], reason)
     kept = [*PROMPT, *text[: end - 1]]
-    left = pair.engine._sequences._retained.items()
+    left = pair.engine._sequences.retained.items()
     (slot,) = [slot for slot, one in left if one.number == pair.sequence]
     got = state(pair.target, slot, len(kept))
     for one, other in zip(got, run_fresh(fresh, kept), strict=True):
