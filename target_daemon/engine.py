@@ -63,13 +63,7 @@ class Engine:
         self._ring = ring
         self._strategy = strategy
         self._sequences = Sequences(target.slots, target.max_positions)
-        self._kept = KeptState(
-            target,
-            ring,
-            self._sequences,
-            chunk=limits.prefill_chunk,
-            budget=limits.prefix_bytes,
-        )
+        self._kept = KeptState(target, ring, self._sequences, limits)
 
     @property
     def rollback(self) -> Literal["fast", "replay"]:

@@ -19,6 +19,7 @@ from protocol.feature_ring import spans
 from protocol.messages import OpenItem, Sampling
 from protocol.transports.base import RingView, gather
 from target_daemon.capture import publish
+from target_daemon.checks import Limits
 from target_daemon.prefixes import Prefix, PrefixStore, common_length
 from target_daemon.sequences import Retained, Sequence, Sequences
 from target_daemon.target import DFlashTarget
@@ -50,20 +51,14 @@ class KeptState:
     """Cuts, keeps and continues the slots of one target."""
 
     def __init__(
-        self,
-        target: DFlashTarget,
-        ring: RingView | None,
-        book: Sequences,
-        *,
-        chunk: int,
-        budget: int = 0,
+        self, target: DFlashTarget, ring: RingView | None, book: Sequences, limits: Limits
     ) -> None:
         self._target = target
         self._ring = ring if ring is not None and ring.shape.row_width else None
         self._claimed = ring
         self._book = book
-        self._chunk = chunk
-        self.store = PrefixStore(budget, cuttable=target.supports_cut)
+        self._chunk = limits.prefill_chunk
+        self.store = PrefixStore(limits.prefix_bytes, cuttable=target.supports_cut)
 
     # --- the end of a sequence -----------------------------------------------------------------
 

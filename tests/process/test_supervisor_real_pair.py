@@ -78,7 +78,7 @@ def test_a_request_goes_on_where_another_left_its_state(pair, alone):
     Client(pair, 1).submit(LONG[:200], 9, retain=True).finish()
     client = Client(pair, 2).submit(LONG, 60, base_pos=len(LONG)).finish()
     assert client.tokens == alone[tuple(LONG)]
-    assert client.finished.statistics.num_kept_tokens == 192  # up to a boundary of chunks
+    assert client.finished.statistics.num_kept_tokens == 200
 
 
 def test_a_stop_inside_a_block_leaves_the_daemons_where_the_text_ends(pair, alone):
@@ -100,7 +100,7 @@ def test_a_stop_inside_a_block_leaves_the_daemons_where_the_text_ends(pair, alon
     known = [*LONG, *text[:9]]
     on = Client(pair, 2).submit(known, 40, base_pos=len(known)).finish()
     assert on.tokens == text[9:49]
-    assert on.finished.statistics.num_kept_tokens == 256  # of 258, up to a boundary of chunks
+    assert on.finished.statistics.num_kept_tokens == 258
 
 
 def test_a_draft_that_agrees_with_nothing_is_called_a_wrong_pair(folders, alone):
