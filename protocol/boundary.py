@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
-from protocol.errors import DaemonError, InternalError, OutOfMemory
+from protocol.errors import DaemonError, FeatureExpired, InternalError, OutOfMemory
 from protocol.messages import Failed, Item, ItemFailed, LinkMessage
 
 MAX_DETAIL: Final = 4096
@@ -57,7 +57,9 @@ def _one(item: I, call: Callable[[I], R]) -> R | ItemFailed:
 def typed(error: Exception, doing: str) -> DaemonError:
     """The error to report; a defect is logged with its traceback, and reported without its text."""
     if isinstance(error, DaemonError):
-        log.info("%s refused: %s: %s", doing, error.code, error)
+        # Rows of a request that has ended are no fault: a draft that is late may ask for some.
+        level = logging.DEBUG if isinstance(error, FeatureExpired) else logging.INFO
+        log.log(level, "%s refused: %s: %s", doing, error.code, error)
         return error
     log.error("%s failed", doing, exc_info=error)
     if is_out_of_memory(error):

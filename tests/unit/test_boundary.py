@@ -69,13 +69,20 @@ def test_a_message_is_answered_with_what_the_daemon_returns():
     ],
 )
 def test_an_exception_becomes_failed_with_the_lives_of_the_message(error, code, detail, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
 
     def handle(message):
         raise error
 
     assert answer(handle, MESSAGE) == Failed(target_life=5, draft_life=6, code=code, detail=detail)
     assert code in caplog.text or "Traceback" in caplog.text
+
+
+def test_rows_that_are_gone_are_answered_and_are_no_line_of_the_log(caplog):
+    caplog.set_level(logging.INFO)
+    first, second = (each(ITEMS, failing(kind("x"))) for kind in (FeatureExpired, PositionMismatch))
+    assert (first[1].code, second[1].code) == ("feature_expired", "position_mismatch")
+    assert [record.args[1] for record in caplog.records] == ["position_mismatch"]
 
 
 def test_an_end_of_the_process_is_not_an_answer():
