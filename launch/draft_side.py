@@ -6,17 +6,23 @@ from typing import Final, Literal
 from launch.answers import ingest_defect, proposal_defect
 from launch.block import Block
 from launch.coupling import Coupling, temperatures
-from launch.events import DraftFacts, Request, Result, TargetFacts
+from launch.events import (
+    DraftDown,
+    DraftFacts,
+    Request,
+    Result,
+    TargetDown,
+    TargetFacts,
+)
+from launch.joining import Gone, joined_again
 from launch.outstanding import Outstanding
 from launch.statistics import Tally
 from launch.token_ids import unpack_ids
 from protocol.errors import (
-    DaemonError,
     DeadlineExceeded,
     FeatureExpired,
     InternalError,
     OutOfMemory,
-    Parked,
     Unavailable,
     UnsupportedModel,
 )
@@ -62,6 +68,7 @@ class DraftSide:
         self.block = Block()
         self._is_owed = False  # a life that it lost is being made good
         self._starved = 0
+        self._gone: Gone = ("draft", "lost")
         self._ingested = 0  # rows below this position are context, or were given up
         self._wanted = submit.draft_context
         self._sampling = submit.sampling
@@ -157,20 +164,18 @@ class DraftSide:
         if facts.life < self.life or (facts.life == self.life and self.stage != "absent"):
             return
         self._asked.forget("draft")
-        self._tally.num_draft_restarts += facts.life > self.life > 0
+        self._tally.num_draft_restarts += facts.life > self.life > 0 and self._gone[1] == "lost"
         self._is_owed = False
-        joined = "draft joined"
-        if self.life:
-            lost = "draft was lost and" if facts.life > self.life else "target was lost; draft"
-            joined = f"{lost} joined again"
+        joined = joined_again(self._gone) if self.life else "draft joined"
         self.facts, self.life, self.stage, self._ingested = facts, facts.life, "available", 0
         joined = f"{joined} after {emitted} tokens" if emitted else ""
         self.reason = "; ".join(part for part in (joined, facts.doubt) if part)
 
-    def part(self, error: DaemonError) -> None:
+    def part(self, down: TargetDown) -> None:
         """The target that it is paired with is gone, and the round in progress."""
-        is_parked = isinstance(error, Parked)
-        self.lose(str(error) if is_parked else f"the target is started again: {error}")
+        self._gone = ("target", down.cause)
+        again = "" if down.cause == "parked" else "the target is started again: "
+        self.lose(f"{again}{down.error}")
         self.block = Block()
 
     def end(self) -> None:
@@ -178,10 +183,11 @@ class DraftSide:
         self._tally.num_draft_restarts += self._is_owed
         self._is_owed = False
 
-    def die(self, reason: str) -> None:
-        """Its life is over, and the next one is being started."""
-        self._is_owed = self._is_owed or self.life > 0
-        self.lose(reason)
+    def die(self, down: DraftDown) -> None:
+        """Its life is over; if it was lost, the next one is being started."""
+        self._gone = ("draft", down.cause)
+        self._is_owed = self._is_owed or (self.life > 0 and down.cause == "lost")
+        self.lose(down.reason)
 
     def lose(self, reason: str) -> None:
         """It cannot be asked any more; the first reason of a life stays."""

@@ -28,6 +28,7 @@ from protocol.messages import (
 )
 
 Role: TypeAlias = DaemonRole
+Cause: TypeAlias = Literal["lost", "parked", "swapped"]  # of a life's end; the first is a fault
 Reason: TypeAlias = Literal["stop", "length", "cancelled"]
 Request: TypeAlias = (
     OpenItem | PrefillItem | ReplayItem | IngestItem | ProposeItem | VerifyItem | CloseItem
@@ -124,6 +125,7 @@ class DraftDown:
     """The draft is gone: why, in words for `mode_reason`."""
 
     reason: str
+    cause: Cause = "lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,11 @@ class TargetDown:
 
     error: DaemonError
     fatal: bool = False
+    cause: Cause = "lost"
+
+    @property
+    def is_fault(self) -> bool:
+        return self.cause == "lost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,11 +169,11 @@ class Parking:
         side.state, side.since = "ending", time.monotonic()
         if role == "draft":
             self._dispatch.lost("draft")
-            self._desk.broadcast(DraftDown(DRAFT_PARKED))
+            self._desk.broadcast(DraftDown(DRAFT_PARKED, "parked"))
         else:
             for each in ("target", "draft"):
                 self._dispatch.lost(each)
-            self._desk.broadcast(TargetDown(Parked("the target is parked")))
+            self._desk.broadcast(TargetDown(Parked("the target is parked"), cause="parked"))
             self._await(side.since + side.within)
         self._crew.park(role)
         self.on_parked()  # it may have had no process
@@ -187,7 +187,7 @@ class Parking:
         side, now = self._sides["target"], time.monotonic()
         error = Parked(f"the target is parked, and was not unparked within {side.within:g} s")
         if now >= side.since + side.within:
-            self._desk.broadcast(TargetDown(error, fatal=True))
+            self._desk.broadcast(TargetDown(error, fatal=True, cause="parked"))
         oldest = self._desk.refuse_older(now - side.within, error)
         if oldest is not None:
             self._await(oldest + side.within)

@@ -38,7 +38,7 @@ from launch.rounds import Rounds
 from launch.shapes import Manner, Shaped
 from launch.statistics import Tally
 from launch.stream import FindStop
-from protocol.errors import DaemonError, DeadlineExceeded, InternalError, ProtocolError, from_wire
+from protocol.errors import DeadlineExceeded, InternalError, ProtocolError, from_wire
 from protocol.messages import (
     CloseItem,
     IngestItem,
@@ -93,7 +93,7 @@ class Session:
         self._final_mode: Mode | None = None
         self.phase: Phase = "new"
         self.target = target
-        self._target_alive = True
+        self._down: TargetDown | None = None  # of the target, while another life is to come
         room = max(1, target.max_positions - self.journal.prompt_tokens)
         self._rounds = Rounds(
             submit,
@@ -139,8 +139,8 @@ class Session:
                     self._building.open(self.draft.context)
             case DraftUp() | DraftDown() | DraftLate() | Withdrawn():
                 self._on_draft(event)
-            case TargetDown(error, fatal):
-                self._lose_target(error, fatal=fatal)
+            case TargetDown():
+                self._lose_target(event)
             case TargetUp(facts):
                 self._on_target_up(facts)
             case DeadlineExpired():
@@ -192,8 +192,8 @@ class Session:
         match event:
             case DraftUp(facts):
                 self.draft.arrive(facts, self.journal.emitted)
-            case DraftDown(reason):
-                self.draft.die(reason)
+            case DraftDown():
+                self.draft.die(event)
             case DraftLate(number):
                 self._asked.defer(number)  # its answer may still come
             case Withdrawn(number):
@@ -248,11 +248,11 @@ class Session:
             return
         self._final_mode = self._rounds.mode
         self.draft.end()
-        self.tally.num_target_restarts += not self._target_alive
+        self.tally.num_target_restarts += self._down is not None and self._down.is_fault
         opened, self.phase, self._outcome = self.phase != "new", "closing", outcome
         keep = self.journal.committed if self.journal.emitted else self._building.prefilled
         retain = self.submit.retain and isinstance(outcome, Finish)
-        if self._target_alive and opened:
+        if self._down is None and opened:
             self._asked.ask("target", CloseItem, keep=keep, retain=retain)
         if self.draft.holds_slot:
             is_late = self._asked.is_late
@@ -260,13 +260,13 @@ class Session:
             if is_late:  # the client need not wait for it
                 self._asked.defer(self._asked.round)
 
-    def _lose_target(self, error: DaemonError, *, fatal: bool) -> None:
+    def _lose_target(self, down: TargetDown) -> None:
         """Wait for its next life, and for a draft that is paired with that."""
-        self._target_alive = False
+        self._down = down
         self._asked.forget("target")
-        self.draft.part(error)
-        if fatal:
-            self._end(Fail(error))
+        self.draft.part(down)
+        if down.fatal:
+            self._end(Fail(down.error))
         elif self.phase in ("opening", "prefilling", "decoding"):
             self.phase = "waiting"
             self._building.start_over()
@@ -274,8 +274,8 @@ class Session:
     def _on_target_up(self, facts: TargetFacts) -> None:
         if self.phase != "waiting":
             return
-        self.tally.num_target_restarts += 1
-        self.target, self._target_alive, self.phase = facts, True, "opening"
+        self.tally.num_target_restarts += self._down is not None and self._down.is_fault
+        self.target, self._down, self.phase = facts, None, "opening"
         self._building.open(self.draft.context)
 
     def _distrust_target(self, defect: str) -> None:
@@ -286,7 +286,7 @@ class Session:
             return
         self._accused_at = self.progress
         self._asked.accuse("target", self.target.life, str(error))
-        self._lose_target(error, fatal=False)
+        self._lose_target(TargetDown(error))
 
     def _on_deadline(self, event: DeadlineExpired) -> None:
         asked = self._asked.expire(event)
@@ -295,6 +295,6 @@ class Session:
         verb = type(asked).__name__.removesuffix("Item")
         what = f"the {event.role} did not answer {verb} in time"
         if event.role == "target":
-            self._lose_target(DeadlineExceeded(what), fatal=False)
+            self._lose_target(TargetDown(DeadlineExceeded(what)))
         else:
             self.draft.lose(what)

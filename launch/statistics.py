@@ -32,8 +32,8 @@ class Tally:
     accepted_per_pos: list[int] = field(default_factory=list)
     proposed_per_pos: list[int] = field(default_factory=list)
     widths: list[int] = field(default_factory=list)
-    num_draft_restarts: int = 0  # lives of the draft after the request's first
-    num_target_restarts: int = 0  # lives of the target after the request's first
+    num_draft_restarts: int = 0  # lives that the draft lost
+    num_target_restarts: int = 0  # lives that the target lost
     num_replay_mismatches: int = 0  # emitted tokens that a new life would have chosen otherwise
     num_late_proposals: int = 0  # that came when the round had gone on without them
     num_kept_tokens: int = 0  # of the prompt, whose state an earlier request had left

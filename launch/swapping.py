@@ -78,7 +78,7 @@ class Swapping:
         self._state = "pairing"
         self._crew.no_draft = SWAPPING
         self._dispatch.lost("draft")
-        self._desk.broadcast(DraftDown(SWAPPING))
+        self._desk.broadcast(DraftDown(SWAPPING, "swapped"))
         if self._renewed:
             self._pause()
         self._crew.casting.introduce()
@@ -86,7 +86,8 @@ class Swapping:
     def _pause(self) -> None:
         """The target's life is over; requests wait for the next."""
         self._dispatch.lost("target")
-        self._desk.broadcast(TargetDown(Unavailable("its layers are captured for another draft")))
+        why = Unavailable("its layers are captured for another draft")
+        self._desk.broadcast(TargetDown(why, cause="swapped"))
 
     def _check(self) -> None:
         if self.is_busy:

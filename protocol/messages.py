@@ -711,8 +711,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_proposed_tokens_per_pos: Ids
     width_histogram: Ids = ()  # [w]: rounds that verified w rows
     num_stale_replies: Count
-    num_draft_restarts: Count = 0  # lives of the draft after the request's first
-    num_target_restarts: Count = 0  # lives of the target after the request's first
+    num_draft_restarts: Count = 0  # lives that the draft lost
+    num_target_restarts: Count = 0  # lives that the target lost
     num_replay_mismatches: Count = 0  # emitted tokens that a new life would have chosen otherwise
     num_late_proposals: Count = 0  # that came when the round had gone on without them
     moved_bytes: Id = 0  # in rounds, by the draft, over a network

@@ -103,6 +103,8 @@ def test_a_request_that_is_paused_goes_on_where_it_was(world):
         assert client.tokens(1) == text(LONG)
         figures = client.answer(1).statistics
         assert (figures.num_replay_mismatches, figures.mode) == (0, "speculative")
+        assert "target was parked; draft joined again after " in figures.mode_reason
+        assert (figures.num_target_restarts, figures.num_draft_restarts) == (0, 0)
 
 
 def test_who_waits_too_long_for_a_parked_target_gets_a_typed_error(world):

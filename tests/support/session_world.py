@@ -12,6 +12,7 @@ from launch.dispatch import MESSAGES
 from launch.events import (
     Accuse,
     CancelRequested,
+    Cause,
     DeadlineExpired,
     DraftDown,
     DraftFacts,
@@ -236,10 +237,10 @@ class World:
             self.phases["draft"] = Phase.OPEN
             self.feed(Withdrawn(asked.round))
 
-    def kill_draft(self) -> None:
+    def kill_draft(self, cause: Cause = "lost") -> None:
         self.draft_lives = False
         self.asked["draft"].clear()
-        self.feed(DraftDown("it was killed"))
+        self.feed(DraftDown("it was killed", cause))
 
     def start_draft(self) -> None:
         if not self.target_lives:
@@ -252,13 +253,13 @@ class World:
         self.phases["draft"] = Phase.NEW
         self.feed(DraftUp(self.draft_facts))
 
-    def kill_target(self, *, fatal: bool = False) -> None:
+    def kill_target(self, *, fatal: bool = False, cause: Cause = "lost") -> None:
         """The draft is paired with this life, and waits for the next one."""
         self.target_faults += fatal
         self.target_lives = self.draft_lives = False
         self.asked["target"].clear()
         self.asked["draft"].clear()
-        self.feed(TargetDown(DaemonDied("it was killed"), fatal))
+        self.feed(TargetDown(DaemonDied("it was killed"), fatal, cause))
 
     def start_target(self) -> None:
         if self.target_lives:

@@ -197,6 +197,30 @@ def test_a_draft_that_comes_back_says_that_it_was_lost():
     assert made.session.mode == ("speculative", reason)
 
 
+@pytest.mark.parametrize(
+    ("role", "cause", "said"),
+    [
+        ("draft", "parked", "draft was parked and joined again"),
+        ("draft", "swapped", "another draft took over"),
+        ("target", "parked", "target was parked; draft joined again"),
+        ("target", "swapped", "another draft took over"),
+    ],
+)
+def test_what_somebody_asked_for_is_no_loss_and_no_restart(role, cause, said):
+    made = answered(6, max_tokens=40)
+    emitted = len(made.tokens)
+    if role == "draft":
+        made.kill_draft(cause)
+    else:
+        made.kill_target(cause=cause)
+        made.start_target()
+    made.start_draft()
+    made.drain()
+    assert made.session.mode == ("speculative", f"{said} after {emitted} tokens")
+    tally = made.session.tally
+    assert (tally.num_draft_restarts, tally.num_target_restarts) == (0, 0)
+
+
 def test_a_restart_under_way_at_the_end_is_counted():
     made = answered(6, max_tokens=40)
     made.kill_draft()
