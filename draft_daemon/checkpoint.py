@@ -13,7 +13,7 @@ from protocol import plugins
 from protocol.checkpoints.draft_config import read_draft_config
 from protocol.checkpoints.draft_facts import DraftCheckpointConfig
 from protocol.checkpoints.draft_vocab import ALL, read_vocab
-from protocol.checkpoints.tensors import OnDevice, TensorSource, open_draft
+from protocol.checkpoints.tensors import OnDevice, Renamed, TensorSource, open_draft
 from protocol.errors import CheckpointError, ConfigError, UnsupportedModel
 from protocol.kernels.linear import Linear, pack
 
@@ -61,7 +61,7 @@ def load_draft(
     config = read_draft_config(folder)
     vocabulary = _vocabulary(config, read_vocab(vocab, folder), device)
     network: type[DraftNetwork] = plugins.load(NETWORKS, config.network, "NETWORK", DraftNetwork)
-    with open_draft(folder) as source:
+    with Renamed(open_draft(folder), network.aliases) as source:
         shapes = dict(network.shapes(config))
         if config.reduced_vocabulary:
             shapes["lm_head.weight"] = (config.draft_vocab_size, config.hidden_size)

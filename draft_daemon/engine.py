@@ -15,6 +15,7 @@ from draft_daemon.checkpoint import LoadedDraft
 from draft_daemon.context import DraftContext
 from draft_daemon.head import Borrowed, noisy
 from draft_daemon.lexicon import Lexicon
+from draft_daemon.walker import Noise, Walker
 from protocol.codec import pack_tokens
 from protocol.errors import Overloaded, PositionMismatch, UnknownSequence, UsageError
 from protocol.messages import (
@@ -33,6 +34,7 @@ from protocol.messages import (
 from protocol.transports.base import FeatureGuest
 
 SCRATCH: Final = 0  # the slot of a trial
+NOT_SAMPLED: Final = Sampling()
 
 
 @torch.inference_mode()
@@ -76,6 +78,10 @@ class Engine:
         self._guest = guest
         self._lexicon = lexicon or Borrowed(draft, guest.weights(), vocab_size)
         network = draft.network
+        self._walker: Walker | None = None
+        # The other lexicon refuses such a network.
+        if network.needs_logits and isinstance(self._lexicon, Borrowed):
+            self._walker = Walker(draft, self._lexicon, vocab_size)
         self._context = DraftContext(
             draft.config, slots, context_window, network.dtype, network.device
         )
@@ -90,7 +96,7 @@ class Engine:
         self._context.write(0, 0, *self._network.project_context(features, 0))
         whole = self._config.max_proposals + 1
         hidden, _ = self._block(_Sequence(0, self._piece), self._piece, 0, whole)
-        self._lexicon.best(hidden)
+        self._best(hidden, 0)
         self._context.reset(0)
 
     @torch.inference_mode()
@@ -101,15 +107,18 @@ class Engine:
         """
         keys, values = self._network.project_context(rows, 0)
         self._context.write(SCRATCH, 0, keys, values)
-        anchored = self._config.sample_from_anchor
-        hidden = []
+        rows_by_place = []
         for base in reversed(places):  # a block destroys context rows of its own and later ones
-            block = torch.full((1 if anchored else 2,), self._config.mask_token_id)
+            block = torch.full((1 + self._config.first_slot,), self._config.mask_token_id)
             block[0] = ids[base]
             view = self._context.view(SCRATCH, base, len(block), self._context.window)
-            hidden.append(self._network.block(self._lexicon.embed(block), view)[-1:])
+            rows_by_place.append(self._network.block(self._lexicon.embed(block), view)[-1:])
         self._context.reset(SCRATCH)
-        return self._lexicon.best(torch.cat(hidden[::-1]))
+        hidden = torch.cat(rows_by_place[::-1])
+        if self._walker is None:
+            return self._lexicon.best(hidden)
+        singles = zip(hidden[:, None], ids[places.start : places.stop], strict=True)
+        return tuple(token for one, at in singles for token in self._best(one, int(at)))
 
     def open(self, item: OpenItem) -> OpenedItem:
         """Take the slot that the target assigned; 0 rows of context mean the daemon's own.
@@ -227,25 +236,39 @@ class Engine:
 
     def _block(self, state: _Sequence, base: int, pending: int, width: int) -> tuple[Tensor, int]:
         """Hidden rows of the ``width - 1`` positions after `pending`, and the rows of context."""
-        anchored = self._config.sample_from_anchor
-        rows = width - 1 if anchored else width
+        first, rows = self._config.first_slot, width - self._config.sample_from_anchor
         block = torch.full((rows,), self._config.mask_token_id, dtype=torch.int64)
         block[0] = pending
         embedded = self._lexicon.embed(block)
         view = self._context.view(state.slot, base, rows, state.window)
         hidden = self._network.block(embedded, view)
-        return (hidden if anchored else hidden[1:]), view.context_rows
+        return hidden[first : first + width - 1], view.context_rows
+
+    def _best(self, hidden: Tensor, pending: int) -> tuple[int, ...]:
+        """The best ids of consecutive slots behind `pending`."""
+        if self._walker is None:
+            return self._lexicon.best(hidden)
+        walked = self._walker.walk(hidden, pending, Noise(0, NOT_SAMPLED))
+        return tuple(walked.ids[:, 0].tolist())
 
     def _answer(self, state: _Sequence, hidden: Tensor, item: ProposeItem) -> dict[str, Any]:
         """The part of ProposedItem that says what each slot may hold."""
         noise = (item.base_pos + 1, state.sampling, item.temperatures)
+        if self._walker is not None:
+            walked = self._walker.walk(hidden, item.pending, Noise(*noise), max(1, item.top_k))
+            answer = {"tokens": pack_tokens(walked.ids[:, 0].tolist())}
+            return answer | (_alternatives(walked.ids, walked.logprobs) if item.top_k else {})
         if not item.top_k:
             drawn = item.temperatures
             ids = self._lexicon.drawn(hidden, *noise) if drawn else self._lexicon.best(hidden)
             return {"tokens": pack_tokens(ids)}
         few, logprobs = self._lexicon.likeliest(hidden, item.top_k, *noise)
-        return {
-            "tokens": pack_tokens(few[:, 0].tolist()),
-            "top_ids": pack_tokens(few.flatten().tolist()),
-            "top_logprobs": tuple(logprobs.clamp(LEAST_LOGPROB, 0.0).flatten().tolist()),
-        }
+        return {"tokens": pack_tokens(few[:, 0].tolist())} | _alternatives(few, logprobs)
+
+
+def _alternatives(ids: Tensor, logprobs: Tensor) -> dict[str, Any]:
+    """Ids and log-probabilities [slots, n] as ProposedItem states them."""
+    return {
+        "top_ids": pack_tokens(ids.flatten().tolist()),
+        "top_logprobs": tuple(logprobs.clamp(LEAST_LOGPROB, 0.0).flatten().tolist()),
+    }

@@ -67,6 +67,23 @@ class Borrowed:
         """The product that scores tokens."""
         return self._head
 
+    @property
+    def rows(self) -> int:
+        """How many tokens are scored."""
+        return self._head.weight.shape[1 if self._head.transposed else 0]
+
+    @property
+    def ids(self) -> Tensor | None:
+        """[rows] int64: the target's ids of them; None: 0 .. rows-1."""
+        return self._target_ids
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """Logits [n, rows] of `hidden` [n, hidden] in float32, with scale and cap."""
+        logits = self._head(hidden.to(self._head.weight.dtype)).float()
+        if self._logit_scale != 1.0:
+            logits = logits * self._logit_scale
+        return self._cap * torch.tanh(logits / self._cap) if self._cap else logits
+
     def embed(self, ids: Tensor) -> Tensor:
         """Rows [n, hidden] of `ids` [n]: the table's own, without the target's input scale."""
         if not 0 <= int(ids.min()) <= int(ids.max()) < self._embed.shape[0]:
@@ -103,12 +120,8 @@ class Borrowed:
         return with_noise(scores, count, position, sampling, temperatures)
 
     def _target_scores(self, hidden: Tensor) -> Tensor:
-        """Logits [n, vocab] as the target would make them: by its ids, with its scale and cap."""
-        logits = self._head(hidden.to(self._head.weight.dtype)).float()
-        if self._logit_scale != 1.0:
-            logits = logits * self._logit_scale
-        if self._cap:
-            logits = self._cap * torch.tanh(logits / self._cap)
+        """`scores` by the target's ids, [n, vocab]."""
+        logits = self.scores(hidden)
         if self._target_ids is None:
             return logits
         whole = logits.new_full((logits.shape[0], self._vocab), -torch.inf)

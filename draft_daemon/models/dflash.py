@@ -66,6 +66,15 @@ class Front:
     final_norm: RmsNorm
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One block's view, with what its layers share."""
+
+    view: BlockView
+    masks: Mapping[LayerRule, Tensor]
+    angles: Angles
+
+
 class DFlash(DraftNetwork):
     """The network of the published DFlash checkpoints, full and sliding layers."""
 
@@ -116,7 +125,7 @@ class DFlash(DraftNetwork):
 
     @classmethod
     def build(cls, config: DraftCheckpointConfig, get: Get, dtype: torch.dtype) -> Self:
-        builder = _Builder(config, get, dtype)
+        builder = Builder(config, get, dtype)
         numbers = range(len(config.layers))
         return cls(config, dtype, builder.front(), tuple(map(builder.layer, numbers)))
 
@@ -130,29 +139,31 @@ class DFlash(DraftNetwork):
         return keys.view(shape), both[:, 1].reshape(shape)
 
     def block(self, embedded: Tensor, view: BlockView) -> Tensor:
+        seen = self._seen(view)
+        hidden = embedded.clone()
+        for number, layer in enumerate(self._layers):
+            layer.output.add_to(hidden, self._mixed(number, layer.input_norm(hidden), seen))
+            layer.down.add_to(hidden, gated(layer, layer.post_norm(hidden)))
+        return self._front.final_norm(hidden)
+
+    def _seen(self, view: BlockView) -> Seen:
         stop = view.base + view.width
         angles = self._turner_for(stop).at(view.base, stop)
         group = self._config.num_heads // self._config.num_kv_heads
         masks = {rule: _folded(mask, group, view.width) for rule, mask in view.masks.items()}
-        hidden = embedded.clone()
-        for number, layer in enumerate(self._layers):
-            normed = layer.input_norm(hidden)
-            mixed = self._attention(number, normed, view, masks[layer.rule], angles)
-            layer.output.add_to(hidden, mixed)
-            gate, up = layer.gate_up(layer.post_norm(hidden)).chunk(2, dim=-1)
-            layer.down.add_to(hidden, functional.silu(gate).mul_(up))
-        return self._front.final_norm(hidden)
+        return Seen(view, masks, angles)
 
-    def _attention(
-        self, number: int, normed: Tensor, view: BlockView, mask: Tensor, angles: Angles
-    ) -> Tensor:
+    def _mixed(self, number: int, normed: Tensor, seen: Seen) -> Tensor:
+        """What attention makes of the rows, before its output product."""
+        view, angles = seen.view, seen.angles
+        mask = seen.masks[self._layers[number].rule]
         config, layer, rows = self._config, self._layers[number], normed.shape[0]
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         every = layer.qkv(normed).view(rows, heads + 2 * kv_heads, dim)
-        turned = layer.head_norm(every[:, : heads + kv_heads])
-        self._turner.turn_(turned, angles)
-        query = turned[:, :heads].view(rows, kv_heads, heads // kv_heads, dim)
-        keys, values = view.write(number, turned[:, heads:], every[:, heads + kv_heads :])
+        headed = layer.head_norm(every[:, : heads + kv_heads])
+        self._turner.turn_(headed, angles)
+        query = headed[:, :heads].view(rows, kv_heads, heads // kv_heads, dim)
+        keys, values = view.write(number, headed[:, heads:], every[:, heads + kv_heads :])
         out = attend(query.permute(1, 2, 0, 3), keys, values, mask, dim**-0.5)
         return out.permute(2, 0, 1, 3).reshape(rows, heads * dim)
 
@@ -180,7 +191,7 @@ class DFlash(DraftNetwork):
         return Turner(angles, self.dtype)
 
 
-class _Builder:
+class Builder:
     """Packs a checkpoint's tensors, one at a time."""
 
     def __init__(self, config: DraftCheckpointConfig, get: Get, dtype: torch.dtype) -> None:
@@ -203,20 +214,22 @@ class _Builder:
             final_norm=self._norm("norm"),
         )
 
-    def layer(self, number: int) -> Layer:
+    def layer(self, number: int, *, folds: bool = True) -> Layer:
+        """`folds`: whether products follow the norms at once, and can take their weights."""
         config, name = self._config, f"layers.{number}"
         attention, bias = f"{name}.self_attn", config.attention_bias
         hidden, heads = config.hidden_size, config.num_heads
         qkv = self._fused([f"{attention}.{part}_proj" for part in "qkv"], hidden, bias=bias)
         gate_up = self._fused([f"{name}.mlp.{part}_proj" for part in ("gate", "up")], hidden)
         norms = [(f"{attention}.q_norm", heads), (f"{attention}.k_norm", config.num_kv_heads)]
+        before = fold if folds else _kept
         return Layer(
             rule=config.layers[number],
-            input_norm=fold(self._norm(f"{name}.input_layernorm"), qkv),
+            input_norm=before(self._norm(f"{name}.input_layernorm"), qkv),
             qkv=qkv,
             head_norm=self._head_norm(norms),
             output=self._fused([f"{attention}.o_proj"], heads * config.head_dim, bias=bias),
-            post_norm=fold(self._norm(f"{name}.post_attention_layernorm"), gate_up),
+            post_norm=before(self._norm(f"{name}.post_attention_layernorm"), gate_up),
             gate_up=gate_up,
             down=self._fused([f"{name}.mlp.down_proj"], config.intermediate_size),
         )
@@ -257,6 +270,17 @@ class _Builder:
         if rotated and interleaves(self._dtype):
             return interleave(tensor, self._config.head_dim)
         return tensor
+
+
+def gated(layer: Layer, normed: Tensor) -> Tensor:
+    """What the MLP makes of the rows, before its last product."""
+    gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+    return functional.silu(gate).mul_(up)
+
+
+def _kept(norm: RmsNorm, product: Linear) -> RmsNorm:
+    del product
+    return norm
 
 
 def _folded(mask: Tensor, group: int, width: int) -> Tensor:

@@ -5,6 +5,7 @@ format allows it, so that a loader that copies tensor by tensor never holds a se
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -97,6 +98,29 @@ class OnDevice(TensorSource):
 
     def get(self, name: str) -> Tensor:
         return self._source.get(name).to(self._device)
+
+    def close(self) -> None:
+        self._source.close()
+
+
+class Renamed(TensorSource):
+    """`source`, in which some files call tensors by the keys of `aliases`."""
+
+    def __init__(self, source: TensorSource, aliases: Mapping[str, str]) -> None:
+        self._source = source
+        there = source.names()
+        # Both names at once are left as they are: the second is then one that nobody knows.
+        used = {a: b for a, b in aliases.items() if a in there and b not in there}
+        self._home = {name: name for name in there - used.keys()} | {b: a for a, b in used.items()}
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._home)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._source.shape(self._home.get(name, name))
+
+    def get(self, name: str) -> Tensor:
+        return self._source.get(self._home.get(name, name))
 
     def close(self) -> None:
         self._source.close()

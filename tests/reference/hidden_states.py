@@ -1,9 +1,9 @@
 """Hidden states of the reference package ``dflash``; runs in that package's own environment.
 
 ``python hidden_states.py JOB``: JOB holds one folder per case with ``draft/`` (config.json,
-model.safetensors), ``inputs.safetensors`` (features, block.0 ..) and ``rounds.json`` ([new context
-rows, block rows] per round). Writes ``outputs.safetensors`` (hidden.0 ..) beside them, and
-``JOB/versions.json``.
+model.safetensors), ``inputs.safetensors`` (features, block.0 .., head, anchors) and ``rounds.json``
+([new context rows, block rows] per round). Writes ``outputs.safetensors`` (hidden.0 .., and of a
+DFlash2 draft tokens.0 ..) beside them, and ``JOB/versions.json``.
 """
 
 import importlib.metadata
@@ -13,14 +13,19 @@ from pathlib import Path
 
 import torch
 from dflash import DFlashDraftModel
-from dflash.model import _crop_to, _make_cache
+from dflash.model import DFlash2DraftModel, _crop_to, _make_cache
 from safetensors.torch import load_file, save_file
 
 
 @torch.inference_mode()
 def run_case(folder):
-    model = DFlashDraftModel.from_pretrained(folder / "draft", dtype=torch.float32).eval()
+    named = json.loads((folder / "draft" / "config.json").read_text())["architectures"]
+    selects = named == ["DFlash2DraftModel"]
+    kind = DFlash2DraftModel if selects else DFlashDraftModel
+    model = kind.from_pretrained(folder / "draft", dtype=torch.float32).eval()
     given = load_file(folder / "inputs.safetensors")
+    head = torch.nn.Linear(*given["head"].shape[::-1], bias=False)
+    head.weight.data = given["head"]
     cache, start, outputs = _make_cache(model.config), 0, {}
     for number, (new, width) in enumerate(json.loads((folder / "rounds.json").read_text())):
         hidden = model(
@@ -33,6 +38,10 @@ def run_case(folder):
         start += new
         _crop_to(cache, start)
         outputs[f"hidden.{number}"] = hidden[0].contiguous()
+        if selects:
+            anchor = given["anchors"][None, number]
+            tokens, _, _ = model.propose(hidden[:, 1:], anchor, head, 0.0)
+            outputs[f"tokens.{number}"] = tokens[0].contiguous()
     save_file(outputs, folder / "outputs.safetensors")
 
 

@@ -8,6 +8,7 @@ reference's numbers to ``tests/data/dflash_reference.safetensors``, which the de
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -17,8 +18,16 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from safetensors.torch import load_file, save_file  # noqa: E402
-from support.draft_cases import CASES, ROUNDS, hidden_states, inputs  # noqa: E402
-from support.tiny_draft import write_draft  # noqa: E402
+from support.draft_cases import (  # noqa: E402
+    CASES,
+    ROUNDS,
+    SELECTING,
+    anchors,
+    hidden_states,
+    inputs,
+    selected,
+)
+from support.tiny_draft import head, write_draft  # noqa: E402
 
 from draft_daemon.checkpoint import load_draft, torch  # noqa: E402
 
@@ -45,6 +54,7 @@ def reference(job):
         draft = load_draft(write_draft(folder / "draft", raw), torch.float32)
         features, blocks = inputs(draft.config)
         given = {"features": features} | {f"block.{i}": block for i, block in enumerate(blocks)}
+        given |= {"head": head(draft.config), "anchors": torch.tensor(anchors())}
         save_file(given, folder / "inputs.safetensors")
         (folder / "rounds.json").write_text(json.dumps(ROUNDS))
     script = Path(__file__).with_name("hidden_states.py")
@@ -52,9 +62,13 @@ def reference(job):
     return {name: load_file(job / name / "outputs.safetensors") for name in CASES}
 
 
-def difference(draft, theirs):
-    """The largest difference of any element of any round."""
+def difference(draft, theirs, *, selects):
+    """The largest difference of any element of any round; infinite where a token differs."""
     ours = hidden_states(draft)
+    if selects:
+        for number, tokens in enumerate(selected(draft, ours)):
+            if not torch.equal(tokens, theirs[f"tokens.{number}"]):
+                return math.inf
     return max(
         float((mine - theirs[f"hidden.{number}"]).abs().max()) for number, mine in enumerate(ours)
     )
@@ -71,7 +85,9 @@ def main():
         print("reference:", ", ".join(f"{name} {version}" for name, version in versions.items()))
         worst = 0.0
         for name, theirs in found.items():
-            apart = difference(load_draft(job / name / "draft", torch.float32), theirs)
+            apart = difference(
+                load_draft(job / name / "draft", torch.float32), theirs, selects=name in SELECTING
+            )
             worst = max(worst, apart)
             print(f"  {name:24} {apart:.2e}")
     if arguments.store:

@@ -5,9 +5,12 @@ does not have this project.
 """
 
 import torch
-from support.tiny_draft import Z_LAB, merged, uniform
+from support.tiny_draft import DFLASH2, Z_LAB, embedding, head, merged, uniform
 
 from draft_daemon.context import DraftContext
+from draft_daemon.head import Borrowed
+from draft_daemon.walker import Noise, Walker
+from protocol.messages import Sampling
 
 SLIDING = {"sliding_window": 8, "use_sliding_window": True}
 CASES = {
@@ -33,7 +36,21 @@ CASES = {
     "one_layer": merged(
         Z_LAB, num_hidden_layers=1, num_key_value_heads=4, dflash_config={"target_layer_ids": [3]}
     ),
+    "dflash2": DFLASH2,
+    "dflash2_capped": merged(
+        DFLASH2,
+        layer_types=["full_attention", "sliding_attention"],
+        dflash_config={
+            "conv_kernel_size": 3,
+            "conv_group_size": 16,
+            "selector_top_k": 16,
+            "output_multiplier": 0.75,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
 }
+# Of these, what the selector makes of a head is compared as well.
+SELECTING = tuple(name for name in CASES if name.startswith("dflash2"))
 # New context rows, then rows of the block: a long prompt first, as in generation.
 ROUNDS = ((21, 6), (1, 6), (3, 6), (6, 4), (2, 2))
 TOTAL = sum(new for new, _ in ROUNDS)
@@ -44,6 +61,23 @@ def inputs(config):
     features = uniform((TOTAL, config.feature_width), 77)
     blocks = [uniform((width, config.hidden_size), 80 + i) for i, (_, width) in enumerate(ROUNDS)]
     return features, blocks
+
+
+def anchors():
+    """The pending token of each round."""
+    return [7 + 11 * number for number in range(len(ROUNDS))]
+
+
+@torch.inference_mode()
+def selected(draft, hidden):
+    """The tokens that our walk chooses in each round, from `hidden` as `hidden_states` gives it."""
+    weights = {"embed": embedding(draft.config), "head": head(draft.config)}
+    walker = Walker(draft, Borrowed(draft, weights, draft.config.vocab_size), 96)
+    noise = Noise(0, Sampling())
+    walks = [
+        walker.walk(rows[1:], anchor, noise) for rows, anchor in zip(hidden, anchors(), strict=True)
+    ]
+    return [walk.ids[:, 0] for walk in walks]
 
 
 @torch.inference_mode()

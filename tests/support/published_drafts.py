@@ -60,6 +60,21 @@ PUBLISHED = {
             "target_layer_ids": [1, 16, 31, 46, 61],
         },
     },
+    "z-lab, DFlash2": {
+        **QWEN36_27B,
+        "architectures": ["DFlash2DraftModel"],
+        "is_causal": False,
+        "layer_types": ["sliding_attention"] * 5,
+        "dflash_config": {
+            "block_size": 8,
+            "conv_group_size": 16,
+            "conv_kernel_size": 2,
+            "mask_token_id": 248070,
+            "selector_rank": 256,
+            "selector_top_k": 16,
+            "target_layer_ids": [5, 19, 33, 47, 61],
+        },
+    },
     "speculators": {
         "architectures": ["DFlashSpeculator"],
         "speculators_model_type": "dflash",
@@ -93,5 +108,6 @@ PUBLISHED = {
 EXPECTED = {
     "z-lab, old places": ("dflash", (1, 9, 17, 25, 33), 16, 15, 1, 1e6),
     "z-lab, new places": ("dflash", (1, 16, 31, 46, 61), 16, 15, 1, 1e7),
+    "z-lab, DFlash2": ("dflash2", (5, 19, 33, 47, 61), 8, 7, 1, 1e7),
     "speculators": ("dflash", (1, 9, 17, 25, 33), 8, 7, 1, 1e6),
 }

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from draft_daemon.models.dflash import DFlash
+from draft_daemon.models.base import DraftNetwork
+from protocol import plugins
 from protocol.checkpoints.draft_config import read_draft_config
 from protocol.transports.base import WeightSpec
 
@@ -48,6 +49,27 @@ SPECULATORS = {
 }
 
 
+DFLASH2 = {
+    **{key: value for key, value in Z_LAB.items() if key != "block_size"},
+    "architectures": ["DFlash2DraftModel"],
+    "is_causal": False,
+    "layer_types": ["sliding_attention"] * 2,
+    "sliding_window": 8,
+    "use_sliding_window": True,
+    "dflash_config": {
+        **Z_LAB["dflash_config"],
+        "block_size": 6,
+        "conv_kernel_size": 2,
+        "conv_group_size": 4,
+        "selector_rank": 8,
+        "selector_top_k": 5,
+    },
+}
+
+
+HEADS = {"dflash2": DFLASH2}  # networks with a head of their own
+
+
 def merged(base, **changes):
     """`base` with keys replaced; a dictionary is merged, None removes the key."""
     result = json.loads(json.dumps(base))
@@ -69,8 +91,9 @@ def uniform(shape, seed):
 
 def random_tensors(config, seed=0, dtype=torch.float32):
     """Every tensor that the network of `config` needs; norms near one, products tame."""
+    network = plugins.load("draft_daemon.models", config.network, "NETWORK", DraftNetwork)
     tensors = {}
-    for number, (name, shape) in enumerate(sorted(DFlash.shapes(config).items())):
+    for number, (name, shape) in enumerate(sorted(network.shapes(config).items())):
         value = uniform(shape, 1000 * seed + number)
         if len(shape) == 1:
             value = 1 + 0.4 * value if "norm" in name else 0.4 * value

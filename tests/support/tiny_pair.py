@@ -8,17 +8,20 @@ from support.tiny_target import write_tiny_target
 LAYERS, HIDDEN, VOCAB = 4, 32, 97
 
 
-def write_pair(folder: Path, **draft_changes) -> tuple[Path, Path]:
-    """Write both checkpoints; EOS is an id the target never chooses by being out of reach."""
+def write_pair(folder: Path, *, base=Z_LAB, tensors=None, **draft_changes) -> tuple[Path, Path]:
+    """Write both checkpoints; EOS is an id the target never chooses by being out of reach.
+
+    `base` is the draft's config before changes, and `tensors` replace some of its random ones.
+    """
     target = write_tiny_target(folder / "target", "llama2", eos_token_id=VOCAB - 1)
     raw = merged(
-        Z_LAB,
+        base,
         vocab_size=VOCAB,
         hidden_size=HIDDEN,
         num_target_layers=LAYERS,
         dflash_config={"mask_token_id": 3, "target_layer_ids": [0, 2, 3]},
-        **draft_changes,
     )
+    raw = merged(raw, **draft_changes)
     draft = folder / "draft"
-    write_draft(draft, raw)
+    write_draft(draft, raw, extra=tensors)
     return target, draft

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.drive import unpack
 from support.tiny_draft import (
+    HEADS,
     SPECULATORS,
     Z_LAB,
     Features,
@@ -43,6 +44,7 @@ from protocol.messages import CloseItem, IngestItem, OpenItem, ProposeItem, Samp
 from protocol.transports.local import TRANSPORT
 
 NONCE, LIFE = 5, 6
+HOT = (0.0, 2.0, 5.0, 10.0)
 
 
 class Bench:
@@ -124,6 +126,33 @@ def test_every_width_up_to_the_block_answers_one_token_less(bench, width):
     features = bench.sequence()
     features.write(0, 9)
     assert bench.tokens(9, width=width) == bench.expected(features, 9, width=width)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_of_the_drafts_own_walks_from_the_pending_token(tmp_path, name):
+    with Bench(tmp_path, HEADS[name]) as bench:
+        features = bench.sequence()
+        features.write(0, 20)
+        config, engine = bench.draft.config, bench.engine
+        whole = config.max_proposals + 1
+        tokens = bench.tokens(20, width=whole)
+        assert len(tokens) == config.max_proposals
+        answer = bench.propose(20, width=whole, top_k=3)
+        assert unpack(answer.tokens) == unpack(answer.top_ids)[::3] == tokens
+        assert len(answer.top_logprobs) == 3 * len(tokens)
+        others = {tuple(bench.tokens(20, pending=at, width=whole)) for at in range(6)}
+        assert len(others) == 6
+        drawn = {tuple(bench.tokens(20, width=whole, temperatures=(t,) * len(tokens))) for t in HOT}
+        assert tuple(tokens) in drawn
+        assert len(drawn) > 1
+        # As at pairing: each place by itself, in the order of the places.
+        ids = torch.arange(30) % config.vocab_size
+        first = engine.first_tokens(features.rows[:30], ids, range(8, 30))
+        again = bench.sequence(2, slot=1)
+        again.rows[:30] = features.rows[:30]
+        again.write(0, 30)
+        alone = [bench.tokens(at, at, 2, 2) for at in range(8, 30)]
+        assert [[token] for token in first] == alone
 
 
 def test_a_wider_block_than_trained_is_refused(bench):

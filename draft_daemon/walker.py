@@ -1,0 +1,101 @@
+"""Choosing the tokens of a block one after the other, for a network whose head needs each of them.
+
+The head sees the token before every slot, so that what is chosen there is part of what the next
+slot is scored by; the network itself has run once, for the whole block.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from draft_daemon.checkpoint import LoadedDraft
+from draft_daemon.head import NOWHERE, Borrowed
+from draft_daemon.likeliest import RACING, likeliest, raced, with_noise
+from draft_daemon.models.base import Lent, Scored
+from protocol.choice import best_ids, choose
+from protocol.messages import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What the request asked for: with no `temperatures`, the best id at each slot."""
+
+    position: int  # of the first slot's token
+    sampling: Sampling
+    temperatures: Sequence[float] = ()
+
+    def at(self, slot: int) -> float:
+        return self.temperatures[slot] if self.temperatures else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """What each slot may hold: ids, the chosen one first, their log-probabilities, confidences."""
+
+    ids: Tensor  # [slots, n]
+    logprobs: Tensor  # [slots, n]
+    confidences: tuple[float, ...]  # of the chosen ids; empty: the network states none
+
+
+class Walker:
+    """The head of one draft over one target's embedding and head."""
+
+    def __init__(self, draft: LoadedDraft, borrowed: Borrowed, vocab_size: int) -> None:
+        self._borrowed = borrowed
+        self._vocab = vocab_size
+        ids = borrowed.ids
+        count = borrowed.rows if ids is None else len(ids)
+        self._head = draft.network.head(Lent(ids, count, borrowed.embed))
+        self._ids = ids
+
+    def walk(self, hidden: Tensor, pending: int, noise: Noise, count: int = 1) -> Walked:
+        """`count` ids at each slot of `hidden` [slots, hidden], behind the token `pending`."""
+        scores = self._borrowed.scores(hidden)
+        walk = self._head.walk(hidden, scores, pending)
+        chosen, logs, confidences = [], [], []
+        scored = next(walk)
+        for slot in range(len(hidden)):
+            ids, logprobs = self._ranked(scored, slot, noise, count)
+            chosen.append(ids)
+            logs.append(logprobs)
+            if scored.confidence is not None:
+                confidences.append(scored.confidence)
+            if slot + 1 < len(hidden):
+                scored = walk.send(int(ids[0]))
+        walk.close()
+        return Walked(torch.stack(chosen), torch.stack(logs), tuple(confidences))
+
+    def _ranked(self, scored: Scored, slot: int, noise: Noise, count: int) -> tuple[Tensor, Tensor]:
+        """`count` ids, the one to propose first, and their log-probabilities."""
+        position, temperature = noise.position + slot, noise.at(slot)
+        ids = self._ids if scored.ids is None else scored.ids
+        if ids is not None and len(ids) <= RACING:
+            logs, order = scored.scores.log_softmax(0).sort(descending=True, stable=True)
+            found = ids[order], logs
+            if temperature:
+                found = raced(*found, position, noise.sampling, temperature)
+            return found[0][:count], found[1][:count]
+        row = self._whole(scored.scores, ids)[None]
+        if count > 1:
+            few = (
+                with_noise(row, count, position, noise.sampling, [temperature])
+                if temperature
+                else likeliest(row, count)
+            )
+            return few[0][0], few[1][0]
+        best = (
+            choose(row, position, replace(noise.sampling, temperature=temperature), NOWHERE)
+            if temperature
+            else best_ids(row)
+        )
+        return best, torch.zeros(1)
+
+    def _whole(self, scores: Tensor, ids: Tensor | None) -> Tensor:
+        """`scores` by the target's ids."""
+        if ids is None:
+            return scores
+        whole = scores.new_full((self._vocab,), -torch.inf)
+        return whole.index_copy_(0, ids.to(scores.device), scores)

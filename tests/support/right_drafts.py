@@ -1,0 +1,47 @@
+"""Weights with which a draft's head proposes, behind every token, one that was chosen beforehand.
+
+Such a head is right wherever what follows a token in the target's text depends on that token alone.
+"""
+
+import itertools
+
+import torch
+
+GAIN = 100.0  # above anything that the target's head says
+
+
+def constant_rows(config):
+    """Tensors of layers that add nothing: a slot's row is the mask's, whatever came before it."""
+    found = {}
+    for number in range(len(config.layers)):
+        widths = {
+            "self_attn.o_proj": config.num_heads * config.head_dim,
+            "mlp.down_proj": config.intermediate_size,
+        }
+        for name, width in widths.items():
+            full = f"layers.{number}.{name}.weight"
+            found[full] = torch.zeros(config.hidden_size, width)
+    return found
+
+
+def following(text, vocab):
+    """[vocab] the token that came behind each token of `text`; token 0 behind all others."""
+    found = torch.zeros(vocab, dtype=torch.int64)
+    for token, after in itertools.pairwise(text):
+        found[token] = after
+    return found
+
+
+def right_dflash2(config, table, after):
+    """Of a selector that takes every id as a candidate, and has rank `vocab`."""
+    vocab, row = config.vocab_size, table[config.mask_token_id]
+    unit = row / (row.square().mean() + config.rms_norm_eps).sqrt()
+    candidates = torch.zeros(vocab, vocab)
+    candidates[after, torch.arange(vocab)] = GAIN
+    projection = (unit / unit.square().sum()).expand(vocab, -1).contiguous()  # 1 at every rank
+    return constant_rows(config) | {
+        "norm.weight": torch.ones(config.hidden_size),
+        "candidate_selector.hidden_projection.weight": projection,
+        "candidate_selector.predecessor_codebook": torch.eye(vocab),
+        "candidate_selector.successor_codebook": candidates,
+    }

@@ -1,0 +1,195 @@
+"""Heads that correct scores, each against its formula written down again in NumPy."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.gguf_drafts import write_llama_cpp
+from support.tiny_draft import DFLASH2, HEADS, embedding, head, merged, uniform, write_draft
+
+from draft_daemon.checkpoint import load_draft
+from draft_daemon.head import Borrowed
+from draft_daemon.lexicon import Asked
+from draft_daemon.models.base import DraftNetwork, Lent
+from draft_daemon.models.dflash import DFlash
+from draft_daemon.models.dflash2 import convolve
+from draft_daemon.walker import Noise, Walker
+from protocol import noise
+from protocol.errors import CheckpointError, UnsupportedModel
+from protocol.messages import Sampling
+
+VOCAB, SLOTS, PENDING = 96, 5, 7
+GREEDY = Noise(20, Sampling())
+
+
+class Bench:
+    """One head over a head and an embedding, and hidden rows for it."""
+
+    def __init__(self, place, raw, *, vocab="all", extra=None):
+        self.folder = write_draft(place / "draft", raw, extra=extra)
+        self.draft = load_draft(self.folder, torch.float32, vocab=vocab)
+        config = self.draft.config
+        weights = {"embed": embedding(config), "head": head(config)}
+        self.borrowed = Borrowed(self.draft, weights, VOCAB, 3.0, 5.0)
+        self.walker = Walker(self.draft, self.borrowed, VOCAB)
+        self.hidden = uniform((SLOTS, config.hidden_size), 400)
+        self.tensors = {
+            name: value.numpy()
+            for name, value in load_file(self.folder / "model.safetensors").items()
+        }
+
+    def base(self):
+        """What the target's head makes of the rows, [slots, vocab], by the draft's own factors."""
+        config = self.draft.config
+        scores = self.hidden.numpy() @ head(config).numpy().T * config.logit_scale
+        cap = config.logit_softcap
+        return cap * np.tanh(scores / cap) if cap else scores
+
+    def rows(self, tokens):
+        """The formula's scores [slots, vocab], with `tokens` chosen before each slot."""
+        return FORMULAS[self.draft.config.network](self, [PENDING, *tokens])
+
+
+def dflash2(bench, before):
+    base, options, given = bench.base(), bench.draft.config.options, bench.tensors
+    prefix = "candidate_selector"
+    found = np.full_like(base, -np.inf)
+    for slot, row in enumerate(base):
+        projected = given[f"{prefix}.hidden_projection.weight"] @ bench.hidden[slot].numpy()
+        a = given[f"{prefix}.predecessor_codebook"][before[slot]]
+        for c in np.argsort(-row, kind="stable")[: options["selector_top_k"]]:
+            b = given[f"{prefix}.successor_codebook"][c]
+            found[slot, c] = row[c] + np.dot(a * projected, b)
+    return found
+
+
+FORMULAS = {"dflash2": dflash2}
+
+
+@pytest.fixture(params=HEADS)
+def bench(request, tmp_path):
+    return Bench(tmp_path, HEADS[request.param])
+
+
+def test_the_walk_is_the_formulas(bench):
+    walked = bench.walker.walk(bench.hidden, PENDING, GREEDY)
+    tokens = walked.ids[:, 0].tolist()
+    assert tokens == bench.rows(tokens).argmax(-1).tolist()
+    assert tokens != bench.base().argmax(-1).tolist()  # what the head adds matters
+    other = bench.walker.walk(bench.hidden, 0, GREEDY).ids[:, 0].tolist()
+    assert tokens != other  # and so does the token before
+
+
+def test_alternatives_are_the_likeliest_under_the_corrected_scores(bench):
+    walked = bench.walker.walk(bench.hidden, PENDING, GREEDY, 4)
+    rows = torch.from_numpy(bench.rows(walked.ids[:, 0].tolist()))
+    assert walked.ids.tolist() == rows.topk(4).indices.tolist()
+    expected = rows.log_softmax(-1).gather(1, walked.ids)
+    assert torch.allclose(walked.logprobs, expected, atol=1e-4)
+    alone = bench.walker.walk(bench.hidden, PENDING, GREEDY, 1)
+    assert alone.ids[:, 0].tolist() == walked.ids[:, 0].tolist()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_slot_is_drawn_with_the_noise_of_its_position(bench, count):
+    sampling = Sampling(seed=5)
+    asked = Noise(20, sampling, (0.7, 0.0, 1.3, 0.4, 1.0))
+    tokens = bench.walker.walk(bench.hidden, PENDING, asked, count).ids[:, 0].tolist()
+    rows = bench.rows(tokens)
+    for slot, temperature in enumerate(asked.temperatures):
+        sums = rows[slot].astype(np.float64)
+        if temperature:
+            ids = np.arange(VOCAB)
+            drawn = noise.gumbel(noise.bits(noise.stream(5, 20 + slot), ids))
+            sums = sums / temperature + drawn
+        assert tokens[slot] == sums.argmax()
+    assert tokens != bench.walker.walk(bench.hidden, PENDING, GREEDY).ids[:, 0].tolist()
+
+
+def test_ids_that_are_not_scored_are_never_chosen(tmp_path, bench):
+    path = tmp_path / "ids.json"
+    ids = list(range(1, VOCAB, 4))
+    path.write_text(str(ids))
+    few = Bench(tmp_path / "few", HEADS[bench.draft.config.network], vocab=str(path))
+    walked = few.walker.walk(few.hidden, PENDING, GREEDY, 2)
+    tokens = walked.ids[:, 0].tolist()
+    assert set(walked.ids.flatten().tolist()) <= set(ids)
+    if few.draft.config.network != "dflash2":  # whose candidates are the best that are scored
+        rows = bench.rows(tokens)
+        assert tokens == [ids[one] for one in rows[:, ids].argmax(-1)]
+
+
+def test_the_head_is_refused_where_the_target_is_asked_for_ids(bench):
+    name = type(bench.draft.network).__name__
+    with pytest.raises(UnsupportedModel, match=f"the head of {name} needs the target's logits"):
+        Asked(bench.draft, None)
+
+
+def test_a_network_without_a_head_of_its_own_has_none_to_give(tmp_path):
+    network = object.__new__(DFlash)
+    with pytest.raises(NotImplementedError, match="DFlash corrects no scores"):
+        DraftNetwork.head(network, Lent(None, VOCAB, embedding))
+
+
+def test_a_head_in_bf16_follows_the_one_in_fp32(bench):
+    draft = load_draft(bench.folder, torch.bfloat16)
+    weights = {"embed": embedding(draft.config).bfloat16(), "head": head(draft.config).bfloat16()}
+    walker = Walker(draft, Borrowed(draft, weights, VOCAB), VOCAB)
+    ours = walker.walk(bench.hidden.bfloat16(), PENDING, GREEDY).ids[:, 0].tolist()
+    exact = bench.walker.walk(bench.hidden, PENDING, GREEDY).ids[:, 0].tolist()
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, exact, strict=True))
+    assert len(list(same)) >= 1
+
+
+# --- DFlash2 alone --------------------------------------------------------------------------------
+
+
+def test_codebooks_may_have_the_name_that_some_files_give_them(tmp_path):
+    bench = Bench(tmp_path, DFLASH2)
+    path = bench.folder / "model.safetensors"
+    tensors = load_file(path)
+    for name in ("predecessor_codebook", "successor_codebook"):
+        full = f"candidate_selector.{name}"
+        tensors[f"{full}.weight"] = tensors.pop(full)
+    save_file(tensors, path)
+    again = load_draft(bench.folder, torch.float32)
+    assert again.ignored == bench.draft.ignored
+    tensors["candidate_selector.successor_codebook"] = torch.zeros(VOCAB, 8)
+    save_file(tensors, path)
+    with pytest.raises(UnsupportedModel, match=r"successor_codebook\.weight is not part"):
+        load_draft(bench.folder, torch.float32)
+
+
+def test_groups_that_do_not_divide_the_rows_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="hidden size 32 is no multiple of conv_group_size 5"):
+        Bench(tmp_path, merged(DFLASH2, dflash_config={"conv_group_size": 5}))
+
+
+def test_a_block_of_fewer_rows_than_taps_is_possible(tmp_path):
+    wide = Bench(tmp_path, merged(DFLASH2, dflash_config={"conv_kernel_size": 4}))
+    rows, weights = uniform((2, 32), 1), uniform((2, 4, 8, 4), 2)
+    expected = rows.view(2, 8, 4) * weights[:, 0]
+    expected[1] += rows.view(2, 8, 4)[0] * weights[1, 1]
+    assert torch.allclose(convolve(rows, weights), expected.view(2, 32))
+    assert wide.draft.config.options["conv_kernel_size"] == 4
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_gguf_file_of_llama_cpp_is_the_same_head(tmp_path, name):
+    bench = Bench(tmp_path, HEADS[name])
+    if name == "domino":
+        pytest.skip("llama.cpp has no Domino")
+    draft = load_draft(write_llama_cpp(bench.folder, tmp_path / "d.gguf"), torch.float32)
+    assert (draft.config.network, draft.config.options, draft.config.layers) == (
+        bench.draft.config.network,
+        bench.draft.config.options,
+        bench.draft.config.layers,
+    )
+    weights = {"embed": embedding(draft.config), "head": head(draft.config)}
+    walker = Walker(draft, Borrowed(draft, weights, VOCAB), VOCAB)
+    ours = walker.walk(bench.hidden, PENDING, GREEDY, 3)
+    theirs = bench.walker.walk(bench.hidden, PENDING, GREEDY, 3)
+    assert ours.ids.tolist() == theirs.ids.tolist()
+    assert torch.equal(ours.logprobs, theirs.logprobs)
