@@ -27,6 +27,7 @@ from draft_daemon.models.base import DraftNetwork
 from protocol import plugins
 
 STORE = Path(__file__).parents[1] / "data" / "dflash_reference.safetensors"
+SAME = 3e-5  # of values around 1, in fp32: products of other widths are added up in another order
 NETWORKS = plugins.names("draft_daemon.models", "NETWORK")
 
 
@@ -53,7 +54,7 @@ def test_the_stored_numbers_name_the_package_that_made_them():
 def test_hidden_states_equal_the_reference_package(tmp_path, case):
     stored = load_file(STORE)
     theirs = [stored[f"{case}.hidden.{number}"] for number in range(len(ROUNDS))]
-    assert apart(hidden_states(load(tmp_path, CASES[case])), theirs) < 3e-5
+    assert apart(hidden_states(load(tmp_path, CASES[case])), theirs) < SAME
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_the_candidates_that_are_selected_equal_the_reference_package(tmp_path, 
 @pytest.mark.parametrize("piece", [1, 2, 5])
 def test_context_in_pieces_equals_context_at_once(tmp_path, case, piece):
     draft = load(tmp_path, CASES[case])
-    assert apart(hidden_states(draft, piece=piece), hidden_states(draft)) < 1e-5
+    assert apart(hidden_states(draft, piece=piece), hidden_states(draft)) < SAME
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -103,14 +104,14 @@ def test_a_wrapped_ring_equals_one_that_never_wraps(tmp_path, case, window):
     draft = load(tmp_path, CASES[case])
     assert window + draft.config.block_size < TOTAL
     ours = hidden_states(draft, window=window, piece=window)
-    assert apart(ours, _recomputed(draft, window=window)) < 1e-5
+    assert apart(ours, _recomputed(draft, window=window)) < SAME
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_gap_equals_a_context_that_never_had_those_rows(tmp_path, case):
     draft = load(tmp_path, CASES[case])
     skip = {0, 7, 8, 9, 21, 24, 30}
-    assert apart(hidden_states(draft, skip=skip), _recomputed(draft, skip=skip)) < 1e-5
+    assert apart(hidden_states(draft, skip=skip), _recomputed(draft, skip=skip)) < SAME
     assert apart(hidden_states(draft, skip=skip), hidden_states(draft)) > 1e-3
 
 

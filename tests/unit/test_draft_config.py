@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from support.published_drafts import EXPECTED, PUBLISHED
-from support.tiny_draft import SPECULATORS, Z_LAB, merged
+from support.tiny_draft import HEADS, SPECULATORS, Z_LAB, merged
 
 from protocol.checkpoints.draft_config import (
     TargetFacts,
@@ -216,8 +216,10 @@ def test_a_reduced_vocabulary_is_told():
         ({"architectures": ["EagleModel"]}, "EagleModel"),
         ({"dflash_config": {"projector_type": "jet"}}, "'jet' is no draft network"),
         ({"dflash_config": {"markov_rank": 256}}, "Markov"),
-        ({"dflash_config": {"conv_kernel_size": 2}}, "convolutions"),
-        ({"dflash_config": {"selector_rank": 256}}, "selector"),
+        (
+            {"architectures": ["DFlash2DraftModel", "ExampleDraftModel"]},
+            "'ExampleDraftModel' is no",
+        ),
         ({"dflash_config": {"attention_sink_bias": True}}, "sinks"),
         ({"dflash_config": {"attention_mode": "kda"}}, "softmax"),
         ({"n_routed_experts": 8}, "experts"),
@@ -249,6 +251,24 @@ def test_a_factor_of_the_drafts_own_scores_is_kept_under_any_of_its_names():
 def test_neutral_values_of_such_keys_are_let_pass():
     neutral = {"attention_sink_bias": False, "output_multiplier": 1.0, "projector_type": "dflash"}
     assert z_lab(dflash_config=neutral, is_neox_style=True) == z_lab(is_neox_style=True)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_network_is_told_by_its_keys_and_each_of_them_is_needed(name):
+    named = merged(HEADS[name], architectures=["DFlashDraftModel"])
+    named["dflash_config"].pop("projector_type", None)
+    config = canonical(HEADS[name], "config.json")
+    assert canonical(named, "config.json") == config
+    assert config.network == name
+    for key in published()[name].integers:
+        with pytest.raises(CheckpointError, match=f"`{key}` is missing"):
+            canonical(merged(HEADS[name], dflash_config={key: None}), "config.json")
+        # At top level as well, where it must agree.
+        value = HEADS[name]["dflash_config"][key]
+        flat = merged(HEADS[name], **{key: value, "dflash_config": {key: None}})
+        assert canonical(flat, "config.json").options == config.options
+        with pytest.raises(CheckpointError, match=f"`{key}` is {value}, and elsewhere {value + 1}"):
+            canonical(merged(HEADS[name], **{key: value + 1}), "config.json")
 
 
 def test_a_speculators_file_may_call_itself_what_z_lab_does():
