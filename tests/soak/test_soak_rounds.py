@@ -1,8 +1,15 @@
-"""Twenty thousand rounds, with cancellations and losses: nothing that a process holds may grow."""
+"""Twenty thousand rounds, with cancellations, parks and swaps: nothing that is held may grow.
+
+The supervisor is one process through all of them. In the first half its daemons are parked and
+unparked, and the draft swapped, in the middle of requests; their last processes run on through the
+second half.
+"""
 
 import os
 import random
-from dataclasses import dataclass
+import shutil
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -16,6 +23,9 @@ from launch.supervisor import Supervisor
 pytestmark = pytest.mark.soak
 ROUNDS, TOKENS = 20_000, 120
 CANCELLED = 0.2  # of all requests
+OPERATED = 0.8  # of all pairs of requests in the first half
+OPERATIONS = ("park target", "park draft", "swap")
+WITHIN = 600.0
 GROWTH_BYTES = 8 << 20  # of the allocator's own moods
 
 
@@ -47,51 +57,95 @@ def holdings(supervisor):
     return {name: Holdings.of(pid) for name, pid in pids.items()}
 
 
-def run_rounds(supervisor, source, rounds, first):
-    """Requests, two at a time, until so many rounds have run; returns rounds, requests, cancels."""
-    done = cancelled = 0
-    number = first
-    while done < rounds:
-        pair = []
-        for _ in range(2):
-            number += 1
-            seeded = Client(supervisor, number).submit(source.choice(PROMPTS), TOKENS)
-            pair.append((seeded, source.randint(1, 20) if source.random() < CANCELLED else None))
-        for client, after in pair:
-            if after is not None:
-                supervisor.run_until(lambda c=client, n=after: len(c.pieces) >= n or c.done)
-                client.cancel()
-        for client, _ in pair:
-            finished = client.finish().finished
-            done += finished.statistics.num_rounds
-            cancelled += finished.finish_reason == "cancelled"
-    return done, number - first, cancelled
+@dataclass
+class Soak:
+    """One supervisor under load; it swaps between two copies of its draft."""
+
+    supervisor: Supervisor
+    drafts: tuple[Path, Path]  # of which the second one serves
+    source: random.Random
+    requests: int = 0
+    cancelled: int = 0
+    operations: Counter = field(default_factory=Counter)
+
+    def run(self, rounds, *, operating=0.0):
+        """Requests, two at a time, until so many rounds have run; how many have."""
+        done = 0
+        while done < rounds:
+            pair = [self._begin() for _ in range(2)]
+            if self.source.random() < operating:
+                self._operate(pair[0])
+            for client in pair:
+                if self.source.random() < CANCELLED:
+                    self._wait(client, self.source.randint(1, 20))
+                    client.cancel()
+            for client in pair:
+                finished = client.finish().finished
+                done += finished.statistics.num_rounds
+                self.cancelled += finished.finish_reason == "cancelled"
+        return done
+
+    def _begin(self):
+        self.requests += 1
+        client = Client(self.supervisor, self.requests)
+        return client.submit(self.source.choice(PROMPTS), TOKENS)
+
+    def _wait(self, client, pieces):
+        self.supervisor.run_until(lambda: len(client.pieces) >= pieces or client.done)
+
+    def _operate(self, client):
+        self._wait(client, self.source.randint(1, 20))
+        supervisor = self.supervisor
+        wanted = OPERATIONS[self.operations.total() % len(OPERATIONS)]
+        if wanted == "swap":
+            self.drafts = self.drafts[::-1]
+            said = self._ask(lambda answer: supervisor.swap(str(self.drafts[1]), answer))
+            assert said == f"the draft is {self.drafts[1]} now"
+        else:
+            role = wanted.removeprefix("park ")
+            parked = {"now": True, "within": WITHIN}
+            assert self._ask(lambda answer: supervisor.park(role, answer, **parked))
+            assert self._ask(lambda answer: supervisor.unpark(role, answer)) == f"the {role} runs"
+        supervisor.run_until(lambda: supervisor.describe().mode == "speculative")
+        self.operations[wanted] += 1
+
+    def _ask(self, ask):
+        answers = []
+        ask(answers.append)
+        self.supervisor.run_until(lambda: answers)
+        return answers[0]
+
+
+def counted(holdings):
+    """What must be the same, also of another process that does the same."""
+    return (holdings.descriptors, holdings.threads, holdings.segments)
 
 
 def test_twenty_thousand_rounds_leave_descriptors_threads_memory_and_segments_flat(
     tmp_path, runtime_dir
 ):
     target, draft = write_pair(tmp_path / "pair")
-    source = random.Random(7)
+    other = shutil.copytree(draft, tmp_path / "other")
     with Supervisor(plan_for(target, draft, restarts=RESTARTS)) as supervisor:
         supervisor.wait_ready()
-        run_rounds(supervisor, source, ROUNDS // 10, 0)  # caches and arenas fill
+        soak = Soak(supervisor, (other, draft), random.Random(7))
+        soak.run(ROUNDS // 10)  # caches and arenas fill
         before = holdings(supervisor)
-        rounds, requests, cancelled = run_rounds(supervisor, source, ROUNDS, 1_000_000)
+        rounds = soak.run(ROUNDS // 2, operating=OPERATED)
+        soak.run(ROUNDS // 10)  # those of the last processes
+        middle = holdings(supervisor)
+        rounds += soak.run(ROUNDS - rounds)
         after = holdings(supervisor)
+        status = supervisor.describe()
+    assert min(soak.operations[one] for one in OPERATIONS) > 0
+    assert soak.cancelled > 0
+    assert (status.num_target_restarts, status.num_draft_restarts) == (0, 0)
     growth = {}
-    for name, was in before.items():
-        now = after[name]
-        assert (now.descriptors, now.threads, now.segments) == (
-            was.descriptors,
-            was.threads,
-            was.segments,
-        ), name
+    for name, now in after.items():
+        was = before[name] if name == "supervisor" else middle[name]
+        assert counted(before[name]) == counted(middle[name]) == counted(now), name
         growth[name] = now.resident_bytes - was.resident_bytes
         assert growth[name] < GROWTH_BYTES, (name, was, now)
-    assert cancelled > 0
-    record(
-        "rounds",
-        {"rounds": rounds, "requests": requests, "cancelled": cancelled, "growth bytes": growth},
-    )
+    figures = {"rounds": rounds, "requests": soak.requests, "cancelled": soak.cancelled}
+    record("rounds", figures | dict(soak.operations) | {"growth bytes": growth})
     assert list(runtime_dir.iterdir()) == []
