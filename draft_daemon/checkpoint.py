@@ -22,6 +22,7 @@ NETWORKS: Final = "draft_daemon.models"
 IGNORED: Final = re.compile(
     r"embed_tokens\.weight|lm_head\.weight|verifier_lm_head\.weight|verifier_norm\.weight|t2d|d2t"
     r"|rotary_emb\.inv_freq"
+    r"|confidence_head\.proj\.(weight|bias)"  # where the config does not switch it on
 )
 HOST: Final = torch.device("cpu")
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)

@@ -104,10 +104,53 @@ PUBLISHED = {
         },
     },
 }
+SPARK = {
+    "markov_rank": 256,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
+PUBLISHED |= {
+    "z-lab, DSpark": {
+        **PUBLISHED["z-lab, old places"],
+        "architectures": ["DSparkDraftModel"],
+        "auto_map": {"AutoModel": "dspark.DSparkDraftModel"},
+        "dflash_config": {
+            **TAPS,
+            **SPARK,
+            "attention_mode": "gqa",
+            "confidence_head_alpha": 1.0,
+            "projector_type": "dspark",
+        },
+    },
+    "flat, DSpark": {
+        **QWEN3_8B,
+        **TAPS,
+        **SPARK,
+        "architectures": ["Qwen3DSparkModel"],
+        "block_size": 7,
+        "num_target_layers": 36,
+    },
+    "speculators, DSpark": {
+        **PUBLISHED["speculators"],
+        **SPARK,
+        "architectures": ["DSparkSpeculator"],
+        "speculators_model_type": "dspark",
+        "sample_from_anchor": True,
+        "num_anchors": 256,
+        "ce_loss_alpha": 1.0,
+        "l1_loss_alpha": 0.0,
+        "confidence_head_alpha": 0.0,
+        "loss_decay_gamma": None,
+    },
+}
 # network, taps, block, proposals, first slot, rotary base
 EXPECTED = {
     "z-lab, old places": ("dflash", (1, 9, 17, 25, 33), 16, 15, 1, 1e6),
     "z-lab, new places": ("dflash", (1, 16, 31, 46, 61), 16, 15, 1, 1e7),
     "z-lab, DFlash2": ("dflash2", (5, 19, 33, 47, 61), 8, 7, 1, 1e7),
+    "z-lab, DSpark": ("dspark", (1, 9, 17, 25, 33), 16, 16, 0, 1e6),
+    "flat, DSpark": ("dspark", (1, 9, 17, 25, 33), 7, 7, 0, 1e6),
+    "speculators, DSpark": ("dspark", (1, 9, 17, 25, 33), 8, 8, 0, 1e6),
     "speculators": ("dflash", (1, 9, 17, 25, 33), 8, 7, 1, 1e6),
 }

@@ -45,3 +45,15 @@ def right_dflash2(config, table, after):
         "candidate_selector.predecessor_codebook": torch.eye(vocab),
         "candidate_selector.successor_codebook": candidates,
     }
+
+
+def right_dspark(config, table, after):
+    """Of a vanilla Markov head of rank `vocab`, over rows that are zero."""
+    del table
+    behind = torch.zeros(config.vocab_size, config.vocab_size)
+    behind[after, torch.arange(config.vocab_size)] = GAIN
+    return {
+        "norm.weight": torch.zeros(config.hidden_size),
+        "markov_head.markov_w1.weight": torch.eye(config.vocab_size),
+        "markov_head.markov_w2.weight": behind,
+    }

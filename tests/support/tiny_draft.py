@@ -67,7 +67,21 @@ DFLASH2 = {
 }
 
 
-HEADS = {"dflash2": DFLASH2}  # networks with a head of their own
+DSPARK = {
+    **Z_LAB,
+    "architectures": ["DSparkDraftModel"],
+    "auto_map": {"AutoModel": "dspark.DSparkDraftModel"},
+    "dflash_config": {
+        **Z_LAB["dflash_config"],
+        "projector_type": "dspark",
+        "markov_rank": 8,
+        "markov_head_type": "vanilla",
+        "confidence_head_alpha": 1.0,
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    },
+}
+HEADS = {"dflash2": DFLASH2, "dspark": DSPARK}  # networks with a head of their own
 
 
 def merged(base, **changes):

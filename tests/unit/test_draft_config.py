@@ -215,7 +215,9 @@ def test_a_reduced_vocabulary_is_told():
     [
         ({"architectures": ["EagleModel"]}, "EagleModel"),
         ({"dflash_config": {"projector_type": "jet"}}, "'jet' is no draft network"),
-        ({"dflash_config": {"markov_rank": 256}}, "Markov"),
+        ({"dflash_config": {"enable_confidence_head": True}}, "DSpark's confidence head"),
+        ({"dflash_config": {"shift_label": True}}, "Domino's shifted labels"),
+        ({"dflash_config": {"markov_rank": 8, "selector_rank": 8}}, "several networks at once"),
         (
             {"architectures": ["DFlash2DraftModel", "ExampleDraftModel"]},
             "'ExampleDraftModel' is no",
@@ -279,6 +281,8 @@ def test_a_speculators_file_may_call_itself_what_z_lab_does():
 def test_speculators_variants_are_refused():
     with pytest.raises(UnsupportedModel, match="'eagle3' is no draft network"):
         speculators(speculators_model_type="eagle3")
+    with pytest.raises(UnsupportedModel, match=r"networks at once: dflash2, dspark"):
+        speculators(speculators_model_type="dspark", architectures=["DFlash2Speculator"])
     with pytest.raises(UnsupportedModel, match="target_hidden_size 64"):
         speculators(target_hidden_size=64)
     with pytest.raises(UnsupportedModel, match="hyper-connections"):

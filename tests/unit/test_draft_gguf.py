@@ -103,7 +103,6 @@ SECOND = {"dflash_fc.weight": np.zeros((32, 96), np.float32)}
         (write_llama_cpp, {"dflash.hyper_connection_count": 4}, "hyper_connection_count"),
         (write_llama_cpp, {"dflash.rope.dimension_sections": [2, 1, 1, 0]}, "several kinds"),
         (write_llama_cpp, {"dflash.attention.value_length": 16}, "value_length is 16"),
-        (write_llama_cpp, {"dflash.conv_kernel_size": 2}, "conv_kernel_size"),
         (write_llama_cpp, {"tensors": SINK}, "attn_sinks"),
         (write_lucebox, {"tensors": GATE}, "attn_gate"),
         (write_lucebox, {"dflash-draft.dflash.domino.enabled": 1}, "Domino head with biases"),
@@ -122,6 +121,7 @@ def test_what_is_not_run_is_refused_by_name(tmp_path, folder, write, changes, se
 @pytest.mark.parametrize(
     ("write", "changes", "sentence"),
     [
+        (write_llama_cpp, {"dflash.conv_kernel_size": 2}, "`conv_group_size` is missing"),
         (write_llama_cpp, {"dflash.rope.freq_base": None}, "freq_base"),
         (write_llama_cpp, {"dflash.target_layers": None}, "target_layers"),
         (write_llama_cpp, {"dflash.target_layers": [0, 2]}, "target_layers"),

@@ -6,12 +6,23 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.gguf_drafts import write_llama_cpp
-from support.tiny_draft import DFLASH2, HEADS, embedding, head, merged, uniform, write_draft
+from support.gguf_drafts import write_llama_cpp, write_lucebox
+from support.tiny_draft import (
+    DFLASH2,
+    DSPARK,
+    HEADS,
+    SPECULATORS,
+    embedding,
+    head,
+    merged,
+    uniform,
+    write_draft,
+)
 
 from draft_daemon.checkpoint import load_draft
 from draft_daemon.head import Borrowed
 from draft_daemon.lexicon import Asked
+from draft_daemon.likeliest import RACING
 from draft_daemon.models.base import DraftNetwork, Lent
 from draft_daemon.models.dflash import DFlash
 from draft_daemon.models.dflash2 import convolve
@@ -34,7 +45,7 @@ class Bench:
         weights = {"embed": embedding(config), "head": head(config)}
         self.borrowed = Borrowed(self.draft, weights, VOCAB, 3.0, 5.0)
         self.walker = Walker(self.draft, self.borrowed, VOCAB)
-        self.hidden = uniform((SLOTS, config.hidden_size), 400)
+        self.hidden = 0.3 * uniform((SLOTS, config.hidden_size), 400)  # what is added counts
         self.tensors = {
             name: value.numpy()
             for name, value in load_file(self.folder / "model.safetensors").items()
@@ -65,7 +76,35 @@ def dflash2(bench, before):
     return found
 
 
-FORMULAS = {"dflash2": dflash2}
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def dspark(bench, before):
+    given, options = bench.tensors, bench.draft.config.options
+    w1, w2 = (given[f"markov_head.markov_{name}.weight"] for name in ("w1", "w2"))
+    found, state = bench.base(), np.zeros(options["markov_rank"])
+    bench.confidences = []
+    for slot, h in enumerate(bench.hidden.numpy()):
+        e = w1[before[slot]]
+        x = e
+        if options["markov_head_type"] == "gated":
+            weight, bias = (given[f"markov_head.gate_proj.{name}"] for name in ("weight", "bias"))
+            x = sigmoid(weight @ np.concatenate([h, e]) + bias) * e
+        elif options["markov_head_type"] == "rnn":
+            weight, bias = (given[f"markov_head.joint_proj.{name}"] for name in ("weight", "bias"))
+            g, c, out = np.split(weight @ np.concatenate([state, e, h]) + bias, 3)
+            state = sigmoid(g) * state + (1 - sigmoid(g)) * np.tanh(c)
+            x = np.tanh(out)
+        found[slot] += w2 @ x
+        if options["enable_confidence_head"]:
+            seen = np.concatenate([h, e]) if options["confidence_head_with_markov"] else h
+            weight, bias = (given[f"confidence_head.proj.{name}"] for name in ("weight", "bias"))
+            bench.confidences.append(float(sigmoid(weight @ seen + bias)[0]))
+    return found
+
+
+FORMULAS = {"dflash2": dflash2, "dspark": dspark}
 
 
 @pytest.fixture(params=HEADS)
@@ -104,6 +143,8 @@ def test_a_slot_is_drawn_with_the_noise_of_its_position(bench, count):
             ids = np.arange(VOCAB)
             drawn = noise.gumbel(noise.bits(noise.stream(5, 20 + slot), ids))
             sums = sums / temperature + drawn
+        if count > 1:  # alternatives race among the likeliest alone
+            sums[np.argsort(-rows[slot], kind="stable")[RACING:]] = -np.inf
         assert tokens[slot] == sums.argmax()
     assert tokens != bench.walker.walk(bench.hidden, PENDING, GREEDY).ids[:, 0].tolist()
 
@@ -141,6 +182,76 @@ def test_a_head_in_bf16_follows_the_one_in_fp32(bench):
     exact = bench.walker.walk(bench.hidden, PENDING, GREEDY).ids[:, 0].tolist()
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, exact, strict=True))
     assert len(list(same)) >= 1
+
+
+# --- DSpark alone ---------------------------------------------------------------------------------
+
+
+def spark(place, **options):
+    return Bench(place, merged(DSPARK, dflash_config=options))
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+@pytest.mark.parametrize("with_markov", [True, False])
+def test_every_markov_head_and_its_confidence_are_the_formulas(tmp_path, kind, with_markov):
+    bench = spark(tmp_path, markov_head_type=kind, confidence_head_with_markov=with_markov)
+    walked = bench.walker.walk(bench.hidden, PENDING, GREEDY, VOCAB)
+    rows = torch.from_numpy(bench.rows(walked.ids[:, 0].tolist()))
+    expected, order = rows.log_softmax(-1).sort(descending=True, stable=True)
+    assert torch.equal(walked.ids, order)
+    assert torch.allclose(walked.logprobs, expected, atol=1e-4)
+    assert walked.confidences == pytest.approx(bench.confidences, abs=1e-5)
+    assert len(set(walked.confidences)) == SLOTS
+
+
+def test_a_confidence_head_that_is_not_switched_on_is_left_out(tmp_path):
+    extra = {"confidence_head.proj.weight": torch.ones(1, 40)}
+    raw = merged(DSPARK, dflash_config={"enable_confidence_head": None})
+    bench = Bench(tmp_path, raw, extra=extra)
+    assert bench.walker.walk(bench.hidden, PENDING, GREEDY).confidences == ()
+    assert "confidence_head.proj.weight" in bench.draft.ignored
+
+
+def test_a_draft_vocabulary_of_its_own_is_what_the_markov_head_scores(tmp_path):
+    ids = torch.tensor([2, 30, 31, 64, 95])
+    own = uniform((5, 32), 77)
+    extra = {"lm_head.weight": own, "d2t": ids - torch.arange(5)}
+    flat = {"markov_rank": 8, "enable_confidence_head": True, "architectures": ["DSparkSpeculator"]}
+    raw = merged(SPECULATORS, draft_vocab_size=5, speculators_model_type="dspark", **flat)
+    bench = Bench(tmp_path, raw, extra=extra)
+    assert (bench.draft.config.network, bench.draft.config.max_proposals) == ("dspark", 6)
+    walked = bench.walker.walk(bench.hidden, PENDING, GREEDY, 5)
+    before, given = [PENDING, *walked.ids[:, 0].tolist()], bench.tensors
+    base = bench.hidden.numpy() @ own.numpy().T
+    for slot, row in enumerate(base):
+        w1 = given["markov_head.markov_w1.weight"][before[slot]]
+        order = np.argsort(-(row + given["markov_head.markov_w2.weight"] @ w1), kind="stable")
+        assert walked.ids[slot].tolist() == ids[order].tolist()
+
+
+@pytest.mark.parametrize("prefix", ["dspark_", "mtp.2."])
+def test_its_tensors_may_have_the_names_that_some_files_give_them(tmp_path, prefix):
+    bench = spark(tmp_path)
+    path = bench.folder / "model.safetensors"
+    heads = ("markov_head.", "confidence_head.")
+    tensors = {
+        f"{prefix}{name}" if name.startswith(heads) else name: value
+        for name, value in load_file(path).items()
+    }
+    save_file(tensors, path)
+    assert load_draft(bench.folder, torch.float32).weight_bytes == bench.draft.weight_bytes
+
+
+def test_a_gguf_file_of_lucebox_is_the_same_head(tmp_path):
+    bench = spark(tmp_path)
+    draft = load_draft(write_lucebox(bench.folder, tmp_path / "d.gguf"), torch.float32)
+    assert draft.config.options == bench.draft.config.options
+    weights = {"embed": embedding(draft.config), "head": head(draft.config)}
+    walker = Walker(draft, Borrowed(draft, weights, VOCAB), VOCAB)
+    ours = walker.walk(bench.hidden, PENDING, GREEDY, 3)
+    theirs = bench.walker.walk(bench.hidden, PENDING, GREEDY, 3)
+    assert torch.equal(ours.logprobs, theirs.logprobs)
+    assert ours.confidences == theirs.confidences
 
 
 # --- DFlash2 alone --------------------------------------------------------------------------------
