@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet \
 PULL := $(BIN)/dflashd pull --quiet || echo "going on without the default model"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check fix proof reference bench gpu gpu-soak gpu-bench soak clean
+.PHONY: help demo test lint check fix proof reference bench gpu gpu-soak gpu-bench soak adapters clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -91,6 +91,9 @@ gpu-bench: $(VENV)/installed-dev  ## time per round on a CUDA device; see docs/g
 soak: $(VENV)/installed-dev  ## the tests that run for a long time
 	HYPOTHESIS_PROFILE=explore DFLASH_RELIABILITY=docs/reliability.json $(BIN)/python -m pytest -m soak --timeout 0
 
+adapters: $(VENV)/installed-dev  ## models of `transformers` at both ends of its admitted versions
+	$(BIN)/python tests/adapters/run.py
+
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) build dist .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis \
-	  .import_linter_cache .reference .peers
+	  .import_linter_cache .reference .peers .adapters

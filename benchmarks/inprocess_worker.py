@@ -31,6 +31,7 @@ from protocol.transports.local import TRANSPORT
 from target_daemon.checks import Limits
 from target_daemon.engine import Engine as TargetEngine
 from target_daemon.families.base import NativeTarget, load_target
+from target_daemon.rollback import settle
 
 LIFE, NONCE = 1, 1
 
@@ -45,7 +46,8 @@ class InProcess:
         host = TRANSPORT.host(place)
         self.target = load_target(prepared.target, host)
         host.offer(NONCE, LIFE)
-        limits = Limits(self.target.prefill_chunk, self.target.max_width, plan.rollback)
+        way = settle(self.target, plan.rollback)
+        limits = Limits(self.target.prefill_chunk, self.target.max_width, way.kind)
         self.engine = TargetEngine(self.target, limits, self.target.ring)
         self.draft = self._load_draft(place, prepared.draft)
         self._block = prepared.target.block_size

@@ -137,6 +137,8 @@ def verdict_defect(asked: VerifyItem, answer: Verdict, vocab_size: int) -> str:
         return "the kept tokens are not the target's own choices"
     if defect := _path_defect(asked, answer, kept):
         return defect
+    if answer.replayed > (kept if answer.rollback == "replay" else 0):
+        return f"{answer.replayed} rows run again of {kept} kept, undone by {answer.rollback}"
     ids = unpack_ids(answer.tokens)
     if min(ids) < 0 or max(ids) >= vocab_size:
         return f"chosen ids {min(ids)}..{max(ids)} for a vocabulary of {vocab_size}"

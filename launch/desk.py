@@ -257,7 +257,7 @@ class Desk:
             mode=session.mode,
             shape=session.shape,
             transport=self.transport,
-            exact=session.target.exact,
+            target=(session.target.exact, session.target.rollback),
             stale=session.num_stale_replies,
         )
         number = request.submit.request

@@ -60,6 +60,7 @@ class TargetFacts:
     exact: Literal["native", "padded", "no"] = "no"
     tree_verify: bool = False
     tree_detail: str = ""
+    rollback: Literal["", "fast", "replay"] = ""
 
     @classmethod
     def of(cls, hello: TargetHello) -> Self:
@@ -73,6 +74,7 @@ class TargetFacts:
             hello.exact,
             hello.tree_verify,
             hello.tree_detail,
+            hello.rollback,
         )
 
 

@@ -162,7 +162,7 @@ def _result(session: Session, clock: Clock, reason: Reason) -> Result:
         mode=session.mode,
         shape=session.shape,
         transport="inprocess",
-        exact=session.target.exact,
+        target=(session.target.exact, session.target.rollback),
         stale=session.num_stale_replies,
     )
     return Result(

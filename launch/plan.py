@@ -5,7 +5,7 @@ from typing import Final, Literal
 import msgspec
 
 from launch.restart import Restarts
-from protocol.config import Deadlines, DType, FrozenConfig, HandOver, Positive
+from protocol.config import Deadlines, DType, FrozenConfig, HandOver, Positive, Rollback
 from protocol.messages import DaemonRole, Stage
 
 
@@ -51,7 +51,7 @@ class Plan(FrozenConfig, frozen=True, kw_only=True):
     cost_cache: str | None = None  # folder of prices; None: a pair begins without knowing any
     draft_vocab: str = "all"  # ids the draft may propose: see protocol.checkpoints.draft_vocab
     widest: int = 0  # rows of a verify that guesses may fill; 0: the draft's block alone
-    rollback: Literal["fast", "replay"] = "fast"
+    rollback: Rollback = "auto"
     transport: str = "auto"
     run_dir: str | None = None  # a private folder of this run's own; None: a new one
     max_waiting: Positive = 64  # requests that wait for a slot

@@ -112,6 +112,7 @@ class Rounds:
         accepted = item.accepted if kept is None else kept - 1
         guessed, tree = (block.hinted, block.looked_up), _tree_round(item, block)
         self._tally.add_round(width - 1, accepted, *guessed, tree)
+        self._tally.add_rollback(item.rollback, item.replayed)
         self._tally.add_seconds(block.draft_seconds, block.ingest_seconds, item.seconds)
         self._tally.moved_bytes += block.moved_bytes
         self._policy.note(_outcome(asked, item, block))

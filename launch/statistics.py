@@ -1,7 +1,7 @@
 """One request's figures: a tally of rounds by the session, wall times by whoever drives it."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Final, Literal
 
 from protocol.messages import Statistics
 
@@ -28,6 +28,9 @@ class Tally:
     num_accepted_ngram_tokens: int = 0
     num_trees: int = 0  # rounds
     num_tree_nodes: int = 0  # proposals in them
+    num_fast_rollbacks: int = 0
+    num_replays: int = 0
+    num_replayed_tokens: int = 0
     histogram: list[int] = field(default_factory=list)
     accepted_per_pos: list[int] = field(default_factory=list)
     proposed_per_pos: list[int] = field(default_factory=list)
@@ -88,11 +91,23 @@ class Tally:
         for index in range(accepted):
             self.accepted_per_pos[index] += 1
 
+    def add_rollback(self, way: Literal["none", "fast", "replay"], replayed: int) -> None:
+        """Count how a round's rejected rows were undone."""
+        self.num_fast_rollbacks += way == "fast"
+        self.num_replays += way == "replay"
+        self.num_replayed_tokens += replayed
+
     def add_seconds(self, draft: float, ingest: float, verify: float) -> None:
         """Engine seconds of one round of decoding."""
         self.draft_seconds += draft
         self.ingest_seconds += ingest
         self.verify_seconds += verify
+
+
+# What a tally counts under the name that the closing figures have for it.
+COUNTED: Final = frozenset(each.name for each in fields(Tally)).intersection(
+    Statistics.__struct_fields__
+) - {"ingest_seconds"}
 
 
 @dataclass(slots=True)
@@ -127,12 +142,13 @@ def statistics(
     mode: tuple[Literal["speculative", "autoregressive"], str],
     shape: tuple[Literal["chain", "tree"], str] = ("chain", ""),
     transport: str,
-    exact: Literal["native", "padded", "no"],
+    target: tuple[Literal["native", "padded", "no"], Literal["", "fast", "replay"]],
     stale: int,
 ) -> Statistics:
     """The closing figures. `tokens` are prompt and completion; `mode` is the mode and its reason.
 
-    `shape` is what was verified, and why not a tree.
+    `shape` is what was verified, and why not a tree; `target` is how exact its rows are, and how it
+    undoes rejected ones.
 
     ``overhead = wall time of decoding - the engines' own seconds in it``; clamped at 0, since the
     clocks are not the same.
@@ -146,34 +162,16 @@ def statistics(
         verify=shape[0],
         verify_reason=shape[1],
         transport=transport,
-        exact=exact,
+        exact=target[0],
+        rollback=target[1],
         time_to_first_token_seconds=clock.to_first_token,
-        prefill_seconds=tally.prefill_seconds,
         decode_seconds=clock.decoding,
-        draft_seconds=tally.draft_seconds,
         ingest_seconds=tally.ingest_seconds + tally.prompt_ingest_seconds,
-        verify_seconds=tally.verify_seconds,
         overhead_seconds=max(0.0, clock.decoding - engines),
-        num_rounds=tally.num_rounds,
-        num_drafts=tally.num_drafts,
-        num_draft_tokens=tally.num_draft_tokens,
-        num_accepted_tokens=tally.num_accepted_tokens,
-        num_hint_tokens=tally.num_hint_tokens,
-        num_accepted_hint_tokens=tally.num_accepted_hint_tokens,
-        num_ngram_tokens=tally.num_ngram_tokens,
-        num_accepted_ngram_tokens=tally.num_accepted_ngram_tokens,
-        num_trees=tally.num_trees,
-        num_tree_nodes=tally.num_tree_nodes,
         acceptance_histogram=tuple(tally.histogram),
         num_accepted_tokens_per_pos=tuple(tally.accepted_per_pos),
         num_proposed_tokens_per_pos=tuple(tally.proposed_per_pos),
         width_histogram=tuple(tally.widths),
         num_stale_replies=stale,
-        num_draft_restarts=tally.num_draft_restarts,
-        num_target_restarts=tally.num_target_restarts,
-        num_replay_mismatches=tally.num_replay_mismatches,
-        num_late_proposals=tally.num_late_proposals,
-        moved_bytes=tally.moved_bytes,
-        prompt_moved_bytes=tally.prompt_moved_bytes,
-        num_kept_tokens=tally.num_kept_tokens,
+        **{name: getattr(tally, name) for name in COUNTED},
     )

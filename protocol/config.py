@@ -13,6 +13,7 @@ Positive = Annotated[int, Meta(ge=1, le=1 << 30)]
 Timeout = Annotated[float, Meta(gt=0.0, le=86400.0)]
 HandOver = Literal["synchronise", "event"]
 DType = Literal["auto", "float32", "bfloat16"]
+Rollback = Literal["auto", "fast", "replay"]  # how rejected rows are undone; auto: as it is cheaper
 Config = TypeVar("Config", bound="FrozenConfig")
 
 
@@ -74,7 +75,7 @@ class TargetConfig(FrozenConfig, frozen=True, kw_only=True):
     block_size: int = 1  # widest block a Verify may carry
     mask_token_id: int = -1
     golden: tuple[int, ...] = ()  # a prompt on which a draft is tried when it is paired
-    rollback: Literal["fast", "replay"] = "fast"
+    rollback: Rollback = "auto"
     listen: str = ""  # tcp://HOST:PORT; empty: a socket file in the run directory
     keys: str = ""  # folder; empty: where protocol.keys looks by itself
     log_level: Literal["debug", "info", "warning", "error"] = "info"

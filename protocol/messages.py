@@ -177,6 +177,7 @@ class TargetHello(LinkMessage, frozen=True, kw_only=True):
     exact: Literal["native", "padded", "no"]
     exact_detail: Text
     rollback: Literal["fast", "replay"]
+    rollback_detail: Text = ""  # why that one
     tree_verify: bool = False  # whether a Verify may carry a tree
     tree_detail: Text = ""  # how exact that is, or why not
     load_seconds: Seconds
@@ -543,7 +544,8 @@ class Verdict(Item, frozen=True, kw_only=True):
     ``committed`` is the base of the next round. `chosen` holds the target's own choice at every
     row of the block, for the trace; of a tree, at the rows of `path`, which are the kept ones as
     int32, from row 0 down. `finish` says why the request ends here, or is empty. `logprobs` has one
-    entry per token, where the request asked for them.
+    entry per token, where the request asked for them. `rollback` is how rejected rows were undone,
+    where there were any, and `replayed` how many of the kept ones were run again for that.
     """
 
     accepted: Count
@@ -554,6 +556,8 @@ class Verdict(Item, frozen=True, kw_only=True):
     seconds: Seconds
     logprobs: AllLogprobs = ()
     path: TokenBytes = b""
+    rollback: Literal["none", "fast", "replay"] = "none"
+    replayed: Count = 0
 
 
 class Verified(LinkMessage, frozen=True, kw_only=True):
@@ -689,6 +693,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     verify_reason: Text = ""  # why chains, where trees were wanted
     transport: Name
     exact: Literal["native", "padded", "no"]
+    rollback: Literal["", "fast", "replay"] = ""  # of the target; empty: it was never met
     time_to_first_token_seconds: Seconds
     prefill_seconds: Seconds
     decode_seconds: Seconds
@@ -706,6 +711,9 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_accepted_ngram_tokens: Count = 0
     num_trees: Count = 0  # rounds that verified more than a chain
     num_tree_nodes: Count = 0  # proposals in them
+    num_fast_rollbacks: Count = 0  # rounds whose rejected rows were dropped as they stood
+    num_replays: Count = 0  # rounds that were undone as a whole, and whose kept rows ran again
+    num_replayed_tokens: Count = 0  # those rows
     acceptance_histogram: Ids  # [a]: rounds with a draft that accepted a tokens
     num_accepted_tokens_per_pos: Ids  # [i]: times draft token i was accepted
     num_proposed_tokens_per_pos: Ids

@@ -23,7 +23,7 @@ class Limits:
 
     prefill_chunk: int
     max_width: int
-    rollback: Literal["fast", "replay"] = "fast"
+    rollback: Literal["fast", "replay"] = "fast"  # where the target can; else replay
     prefix_bytes: int = 0  # of kept prefixes outside the slots
 
 

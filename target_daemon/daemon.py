@@ -1,5 +1,6 @@
 """The target daemon: message -> engine call -> reply. The only file here that sees messages."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +47,9 @@ from target_daemon.engine import Engine
 from target_daemon.families.base import NativeTarget, load_target
 from target_daemon.lending import Lender
 from target_daemon.memory_plan import Available, available, plan
+from target_daemon.rollback import Way, settle
+
+log = logging.getLogger(__name__)
 
 # What the messages can carry, or a thread pool can be; the memory plan bounds the rest.
 BOUNDS: Final = {
@@ -67,6 +71,7 @@ class TargetDaemon:
         target: NativeTarget,
         host: FeatureHost,
         load_seconds: float,
+        way: Way,
         device: Device = HOST,
     ) -> None:
         self._device = device
@@ -74,9 +79,8 @@ class TargetDaemon:
         self._target = target
         self._host = host
         self._load_seconds = load_seconds
-        limits = Limits(
-            target.prefill_chunk, target.max_width, config.rollback, config.prefix_bytes
-        )
+        self._way = way
+        limits = Limits(target.prefill_chunk, target.max_width, way.kind, config.prefix_bytes)
         self._engine = Engine(target, limits, target.ring)
         self._lender = Lender(target, Path(config.model))
         self._life, self._nonce = config.life, -1
@@ -161,7 +165,8 @@ class TargetDaemon:
             max_width=target.max_width,
             exact=target.exactness.kind,
             exact_detail=target.exactness.detail,
-            rollback=self._engine.rollback,
+            rollback=self._way.kind,
+            rollback_detail=self._way.detail,
             tree_verify=target.supports_tree_verify,
             tree_detail=target.tree_detail,
             load_seconds=self._load_seconds,
@@ -187,8 +192,10 @@ def load_daemon(config: TargetConfig, progress: Progress) -> Iterator[TargetDaem
     try:
         target = load_target(config, host, progress, device.torch)
         golden.publish(target, host, config.golden)
+        way = settle(target, config.rollback)
+        log.info("rejected rows are undone by %s: %s", way.kind, way.detail)
         _run_once(target)
-        yield TargetDaemon(config, target, host, perf_counter() - started, device)
+        yield TargetDaemon(config, target, host, perf_counter() - started, way, device)
     finally:
         host.close()
 

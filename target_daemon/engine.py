@@ -6,8 +6,9 @@ it is. After any error a sequence is as it was before the call.
 """
 
 import logging
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
 import msgspec
 import torch
@@ -35,6 +36,7 @@ from target_daemon.checks import Limits, check_block, check_chunk, check_replay,
 from target_daemon.failures import undone_on_failure
 from target_daemon.kept import KeptState
 from target_daemon.logprobs import raw_logprobs
+from target_daemon.rollback import Undone, WayBack
 from target_daemon.sequences import Sequence, Sequences, resolved
 from target_daemon.target import DFlashTarget
 from target_daemon.verify.base import Block, Judgement, Rules, VerifyStrategy
@@ -45,7 +47,15 @@ from target_daemon.verify.tree import tree_block
 log = logging.getLogger(__name__)
 
 NO_TOKEN: Final = -1
-Decision: TypeAlias = tuple[Judgement, tuple[TokenLogprobs, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a block came to: the slot holds the rows of `judgement` alone."""
+
+    judgement: Judgement
+    logprobs: tuple[TokenLogprobs, ...]
+    undone: Undone
 
 
 class Engine:
@@ -64,11 +74,12 @@ class Engine:
         self._strategy = strategy
         self._sequences = Sequences(target.slots, target.max_positions)
         self._kept = KeptState(target, ring, self._sequences, limits)
+        self._back = WayBack(target, limits.rollback)
 
     @property
     def rollback(self) -> Literal["fast", "replay"]:
         """The way back in use: what was asked for, if the target can do it."""
-        return self._limits.rollback if self._target.supports_fast_rollback else "replay"
+        return self._back.kind
 
     def open(self, item: OpenItem) -> OpenedItem:
         """Reserve a slot, or raise Overloaded or UsageError; its ring rows now belong to it.
@@ -166,7 +177,8 @@ class Engine:
         block = Block(item.base_pos, ids, torch.tensor(ids))
         if item.parents:
             block = tree_block(target, block, unpack_tokens(item.parents))
-        judgement, logprobs = self._decide(sequence, block, item.budget)
+        decision = self._decide(sequence, block, item.budget)
+        judgement = decision.judgement
         emitted = judgement.emitted
         publish(self._ring, sequence.slot, item.base_pos, item.base_pos + len(emitted))
         sequence.committed += len(emitted)
@@ -182,8 +194,10 @@ class Engine:
             committed=sequence.committed,
             finish=judgement.finish,
             seconds=perf_counter() - started,
-            logprobs=logprobs,
+            logprobs=decision.logprobs,
             path=pack_tokens([block.rows[row] for row in judgement.path if block.rows]),
+            rollback=decision.undone.way,
+            replayed=decision.undone.replayed,
         )
         return sequence.verdict
 
@@ -250,9 +264,7 @@ class Engine:
                 block, self._strategy.forward(self._target, sequence.slot, block), rules
             ).chosen
             kept = Judgement(tuple(range(rows)), ids[1:], chosen, "")
-            if not self._keep(sequence, block, kept):
-                restore()
-                self._target.verify_batch(sequence.slot, block.tokens, base, "none")
+            self._back.keep(self._strategy, sequence.slot, block, kept, restore)
         sequence.tokens[base : base + rows + 1] = torch.tensor(ids)
         sequence.committed += rows
         return sum(one != other for one, other in zip(chosen, ids[1:], strict=True))
@@ -278,19 +290,5 @@ class Engine:
             judgement = strategy.judge(block, logits, rules)
             wanted = rules.sampling.logprobs
             logprobs = raw_logprobs(logits, judgement.path, judgement.emitted, wanted)
-            if not self._keep(sequence, block, judgement):
-                restore()
-                target.verify_batch(sequence.slot, block.tokens[list(judgement.path)], base, "none")
-            return judgement, logprobs
-
-    def _keep(self, sequence: Sequence, block: Block, judgement: Judgement) -> bool:
-        """Whether the slot holds the kept rows alone; if not, the block is undone and replayed."""
-        if self.rollback == "replay":
-            return len(judgement.path) == len(block.ids)
-        try:
-            way = TREE if block.parents else self._strategy
-            return way.keep(self._target, sequence.slot, block, judgement)
-        except (RuntimeError, MemoryError):
-            # A failed fast rollback is a reason to replay, never an error.
-            log.warning("fast rollback to %d rows failed; replaying", len(judgement.path))
-            return False
+            undone = self._back.keep(strategy, sequence.slot, block, judgement, restore)
+            return Decision(judgement, logprobs, undone)

@@ -69,6 +69,18 @@ class DFlashTarget(ABC):
     def supports_fast_rollback(self) -> bool:
         """Whether `rollback_to` works without running the kept rows again."""
 
+    @property
+    def rollback_detail(self) -> str:
+        """Why rejected rows can be dropped as they stand, or why they cannot."""
+        return "rejected rows are dropped" if self.supports_fast_rollback else "nothing is dropped"
+
+    def prepare_rollback(self, kind: Literal["fast", "replay"]) -> None:
+        """Called while no sequence is open: where replayed, nothing need be kept for `rollback_to`.
+
+        It is then not called. There is nothing to do for a target that keeps the same either way.
+        """
+        del kind
+
     @abstractmethod
     def rollback_to(self, slot: int, base_pos: int, n: int) -> bool:
         """Keep the first `n` rows of the last forward; False asks for restore and replay."""

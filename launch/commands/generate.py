@@ -31,7 +31,8 @@ MAX_TOKENS = (1 << 31) - 1
 @click.option(
     "--system", cls=Setting, metavar="TEXT", help="A system message for the chat template."
 )
-@settings("target_device", "draft_device", "hand_over", "graphs", "dtype", "exact", "threads")
+@settings("target_device", "draft_device", "hand_over", "graphs", "dtype", "exact")
+@settings("rollback", "threads")
 @connect_option("Use the supervisor that runs; with PATH or NAME, that one.")
 @config_option
 @click.option(

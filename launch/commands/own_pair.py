@@ -71,7 +71,7 @@ def _never_begun(submit: Submit) -> Finished:
         tokens=(len(unpack_tokens(submit.prompt)), 0),
         mode=("autoregressive", "cancelled while the daemons were loading"),
         transport="",
-        exact="no",
+        target=("no", ""),
         stale=0,
     )
     return Finished(request=submit.request, finish_reason="cancelled", statistics=figures)

@@ -14,21 +14,19 @@ from launch.models import LocalModel, resolve_model
 from launch.plan import Plan
 from launch.progress import progress_for
 from launch.store import default_home
-from protocol.config import DType, HandOver
+from protocol.config import DType, HandOver, Rollback
 from protocol.errors import UsageError
 
 # Settings that only a verb that loads a pair can honour.
 DEVICES: Final = ("target_device", "draft_device", "hand_over", "graphs")
-LOADING: Final = ("model", "draft", "draft_vocab", *DEVICES, "dtype", "exact", "threads")
+COMPUTING: Final = (*DEVICES, "dtype", "exact", "rollback", "threads")
+LOADING: Final = ("model", "draft", "draft_vocab", *COMPUTING)
 # Settings that are the daemons' own, where they run already.
 THEIRS: Final = (
     "draft",
     "draft_context",
     "draft_vocab",
-    *DEVICES,
-    "dtype",
-    "exact",
-    "threads",
+    *COMPUTING,
     "slots",
     "max_positions",
     "prefix_memory",
@@ -47,6 +45,7 @@ class PairOptions:
     graphs: bool
     dtype: DType
     exact: bool
+    rollback: Rollback
     threads: int
 
     def plan(self, model: LocalModel, draft: Path | None) -> Plan:
@@ -60,6 +59,7 @@ class PairOptions:
             graphs=self.graphs,
             dtype=self.dtype,
             exact=self.exact,
+            rollback=self.rollback,
             threads=self.threads,
         )
 

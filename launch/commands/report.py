@@ -47,6 +47,9 @@ class SpeculativeDecoding(msgspec.Struct, frozen=True, kw_only=True):
     num_accepted_ngram_tokens: int
     num_trees: int  # rounds that verified more than a chain
     num_tree_nodes: int  # proposals in them
+    num_fast_rollbacks: int  # rounds whose rejected rows were dropped as they stood
+    num_replays: int  # rounds that were undone, and whose kept rows were run again
+    num_replayed_tokens: int
     mean_acceptance_length: float | None  # tokens emitted per round that had proposals
     draft_acceptance_rate: float | None  # accepted / proposed
     acceptance_histogram: tuple[int, ...]  # [a]: rounds that accepted a tokens
@@ -100,6 +103,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     verify_reason: str  # why chains, where trees were wanted
     transport: str
     exact: Literal["native", "padded", "no"]
+    rollback: Literal["", "fast", "replay"]  # how the target undoes rejected rows
     temperature: float
     seed: int
     timings: Timings
@@ -132,6 +136,7 @@ def build(
         verify_reason=s.verify_reason,
         transport=s.transport,
         exact=s.exact,
+        rollback=s.rollback,
         temperature=sampling.temperature,
         seed=sampling.seed,
         timings=Timings(
@@ -199,6 +204,8 @@ def summary(report: Report) -> str:
         parts.append(f"{spec.mean_acceptance_length:.2f} tokens/round{accepted}")
     if spec.num_trees:
         parts.append(f"{spec.num_trees} trees of {spec.num_tree_nodes / spec.num_trees:.1f}")
+    if spec.num_replays:
+        parts.append(f"{spec.num_replays} replays of {spec.num_replayed_tokens} tokens")
     if report.verify_reason:
         parts.append(f"chains ({report.verify_reason})")
     if len(used := [(w, n) for w, n in enumerate(spec.width_histogram) if n]) > 1:

@@ -130,6 +130,13 @@ SETTINGS: Final[dict[str, Decorator]] = {
     "exact": _option(
         "--exact", is_flag=True, help="The text cannot depend on the draft, or refuse."
     ),
+    "rollback": _option(
+        "--rollback",
+        type=click.Choice(["auto", "fast", "replay"]),
+        default="auto",
+        show_default=True,
+        help="How a target undoes rejected rows: as it stands, by running the kept ones again.",
+    ),
     "target_device": _device("--target-device", "Where the target computes."),
     "draft_device": _device("--draft-device", "Where the draft computes."),
     "hand_over": _option(

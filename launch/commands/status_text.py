@@ -20,6 +20,7 @@ def full(status: StatusReport) -> Iterator[str]:
     if status.target_facts is not None:
         facts = status.target_facts
         yield f"exact: {facts.exact}, dtype {facts.dtype}, up to {facts.max_positions} positions"
+        yield f"rollback: {_with_reason(facts.rollback, facts.rollback_detail)}"
     yield from overview(status)
     yield (
         f"restarts: target {status.num_target_restarts}, draft {status.num_draft_restarts}; "

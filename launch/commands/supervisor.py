@@ -10,7 +10,8 @@ from protocol.core_dumps import refuse_core_dumps
 
 @click.command(name="supervisor")
 @settings("model", "draft", "draft_context", "draft_vocab")
-@settings("target_device", "draft_device", "hand_over", "graphs", "dtype", "exact", "threads")
+@settings("target_device", "draft_device", "hand_over", "graphs", "dtype", "exact")
+@settings("rollback", "threads")
 @settings("slots", "max_positions", "prefix_memory")
 @click.option(
     "--max-waiting",

@@ -18,6 +18,7 @@ from protocol.errors import InternalError, UnsupportedModel
 KEYWORDS: Final = ("cache", "past_key_values", "cache_params")
 # Layers that grow by concatenation replace these and never write into them.
 REPLACED: Final = ("keys", "values")
+RECORDS: Final = "record_past"
 PLAIN: Final = "DynamicLayer"  # a row of keys and values per position, and nothing else
 
 
@@ -93,6 +94,10 @@ class SlotCaches:
         """Whether no layer gives rows up as it goes on; asked once a forward has filled them."""
         return all(type(layer).__name__ == PLAIN for layer in self._caches[slot].layers)
 
+    def kinds(self, slot: int) -> str:
+        """What the layers keep, by the library's names."""
+        return ", ".join(sorted({type(layer).__name__ for layer in self._caches[slot].layers}))
+
     def save(self, slot: int) -> Snapshot:
         """The state of `slot`, which later forwards do not change."""
         cache = self._caches[slot]
@@ -108,6 +113,8 @@ class SlotCaches:
         for layer, fields in zip(cache.layers, snapshot.layers, strict=True):
             vars(layer).clear()
             vars(layer).update(_copied(fields))
+            if hasattr(layer, RECORDS):  # a state of another process may come from the other way
+                setattr(layer, RECORDS, self.recording)
         self.lengths[slot] = snapshot.length
 
     def num_layers(self, slot: int) -> int:

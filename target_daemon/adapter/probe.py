@@ -19,6 +19,8 @@ from target_daemon.exactness import BASE, Exactness
 
 SLOT: Final = 0
 LEAST_BLOCK: Final = 4
+# How the library's layers refuse to record, or to be cropped.
+REFUSALS: Final = (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
 class Runnable(Protocol):
@@ -41,6 +43,7 @@ class Findings:
     """What the probe found; the target's caches are set to it already."""
 
     fast: bool  # rejected rows can be cut off
+    detail: str  # why, or why not
     cut: bool  # and so can those of any earlier forward
     stepwise: bool  # only one row at a time continues a state
     exactness: Exactness
@@ -70,34 +73,41 @@ def settle(
     caches.restore(SLOT, start)
     whole = target.run(block_ids, base)
     target.stepwise = not near(whole, bare, dtype)
-    fast = _cuts(target, tokens, base, bare, dtype)
+    obstacle = _obstacle(target, tokens, base, bare, dtype)
+    fast = not obstacle
     caches.record(fast)
     target.run(tokens[:base], 0)
     start = caches.save(SLOT)
     exactness = _exactness(target, block_ids, base, single, lambda: caches.restore(SLOT, start))
     cut = fast and caches.keeps_all(SLOT)
+    detail = obstacle or f"tried at load: {caches.kinds(SLOT)} give rejected rows up one by one"
     caches.reset(SLOT)
     if exact and exactness.kind == "no":
         raise ExactUnavailable(f"--exact: {exactness.detail}, and this model's are not padded")
-    return Findings(fast, cut, target.stepwise, exactness)
+    return Findings(fast, detail, cut, target.stepwise, exactness)
 
 
-def _cuts(
+def _obstacle(
     target: Runnable, tokens: Tensor, base: int, expected: Tensor, dtype: torch.dtype
-) -> bool:
-    """Whether a slot that holds `tokens` goes on rightly from the middle of those behind `base`."""
+) -> str:
+    """Why a slot that holds `tokens` does not go on rightly from the middle of those behind `base`.
+
+    Empty where it does.
+    """
     caches, half = target.caches, base + (tokens.shape[0] - base) // 2
     caches.record(True)
     try:
         target.run(tokens[:base], 0)
         target.run(tokens[base:], base)
         if not caches.can_cut(SLOT):
-            return False
+            return f"{caches.kinds(SLOT)}: a recurrent state holds no row by itself"
         caches.cut(SLOT, half)
         again = target.run(tokens[half:], half)
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
-        return False  # how the library's layers refuse to record, or to be cropped
-    return near(again, expected[half - base :], dtype)
+    except REFUSALS as error:
+        return f"{caches.kinds(SLOT)} cannot be cut ({type(error).__name__})"
+    if near(again, expected[half - base :], dtype):
+        return ""
+    return f"{caches.kinds(SLOT)} went on wrongly when they had been cut"
 
 
 def _exactness(

@@ -156,6 +156,10 @@ class DenseTarget(KeptRows):
     def supports_fast_rollback(self) -> bool:
         return True
 
+    @property
+    def rollback_detail(self) -> str:
+        return "every position has rows of its own, so that rejected ones are dropped for nothing"
+
     def rollback_to(self, slot: int, base_pos: int, n: int) -> bool:
         # Every row has its own place, so that forgetting the last ones is doing nothing.
         del slot, base_pos, n

@@ -9,9 +9,8 @@ and replayed by the engine.
 
 import inspect
 import logging
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from target_daemon.adapter import library as foreign
 from target_daemon.adapter import parts
 from target_daemon.adapter.caches import SlotCaches, Snapshot
 from target_daemon.adapter.copies import CopiedCaches
+from target_daemon.adapter.measure import Watched, embedding_scale
 from target_daemon.adapter.probe import SLOT, settle
 from target_daemon.capture import open_capture
 from target_daemon.families.base import ANY, Family, LoadRequest, NativeTarget
@@ -96,7 +96,7 @@ class TransformersTarget(CopiedCaches):
         self.rope_theta = model.rope_theta or 0.0
         self.max_width = max(config.block_size, 1)
         self.prefill_chunk = config.prefill_chunk
-        self.embedding_scale = 1.0  # measured by the probe
+        self.embedding_scale = 1.0  # until it is measured
         text = self._model.config
         cap = getattr(text, "final_logit_softcapping", None)
         self.logit_softcap = float(cap or getattr(text, "logits_soft_cap", None) or 0.0)
@@ -144,11 +144,18 @@ class TransformersTarget(CopiedCaches):
     def supports_fast_rollback(self) -> bool:
         return self._fast
 
+    @property
+    def rollback_detail(self) -> str:
+        return self._fast_detail
+
+    def prepare_rollback(self, kind: Literal["fast", "replay"]) -> None:
+        self.caches.record(self._fast and kind == "fast")
+
     @torch.inference_mode()
     def rollback_to(self, slot: int, base_pos: int, n: int) -> bool:
         if self.caches.lengths[slot] == base_pos + n:
             return True
-        if not self._fast:
+        if not self.caches.recording:
             return False
         self.caches.cut(slot, base_pos + n)
         return True
@@ -179,6 +186,8 @@ class TransformersTarget(CopiedCaches):
         cache = self.caches.at(slot, base)
         self._capture.begin(slot, base, tokens.shape[0])
         options: dict[str, Any] = {self.caches.keyword: cache, "use_cache": True}
+        if "position_ids" in self._forward_names:  # some count from 0 whatever the cache holds
+            options["position_ids"] = torch.arange(base, base + tokens.shape[0])[None]
         if "logits_to_keep" in self._forward_names:
             options["logits_to_keep"] = keep
         answer = self._model(input_ids=tokens[None], **options)
@@ -200,12 +209,25 @@ class TransformersTarget(CopiedCaches):
                 exact=exact,
             )
             self._fast, self.supports_cut, self.exactness = found.fast, found.cut, found.exactness
-            self._measure()
+            self._fast_detail = found.detail
+            self.embedding_scale = embedding_scale(
+                Watched(
+                    self._embedding,
+                    self._head,
+                    self._layers,
+                    self.capture_layer_ids,
+                    self.hidden_size,
+                    self.dtype,
+                    self.run_bare,
+                    self._scores,
+                )
+            )
             self._check_state()
         log.info(
-            "%s by transformers: rollback %s, %s, exact %s (%s)",
+            "%s by transformers: rollback %s (%s), %s, exact %s (%s)",
             self.model_type,
             "fast" if found.fast else "by replay",
+            found.detail,
             "one row at a time" if found.stepwise else "blocks",
             self.exactness.kind,
             self.exactness.detail,
@@ -219,37 +241,6 @@ class TransformersTarget(CopiedCaches):
     def run_bare(self, tokens: Tensor) -> Tensor:
         logits: Tensor = self._model(input_ids=tokens[None], use_cache=False).logits
         return logits[0, :, : self.vocab_size].float()
-
-    def _measure(self) -> None:
-        """The scale of embedding rows; whether a draft that borrows the head sees our logits."""
-        tokens = torch.arange(min(self.vocab_size, 8))
-        with ExitStack() as stack:
-            entering = stack.enter_context(parts.passing(self._layers[0], entering=True))
-            leaving = stack.enter_context(parts.passing(self._head, entering=True))
-            outputs = [
-                stack.enter_context(parts.passing(self._layers[tap], entering=False))
-                for tap in self._taps
-            ]
-            logits = self.run_bare(tokens)
-        table = functional.embedding(tokens, self._embedding.weight).float()
-        first = entering[0][0].float()
-        if first.shape == table.shape:
-            # The least-squares factor, if it explains the rows: learned positions do not.
-            scale = float((first * table).sum()) / float(table.pow(2).sum())
-            if parts.near(table * scale, first, self.dtype):
-                self.embedding_scale = 1.0 if abs(scale - 1.0) < 1e-6 else scale
-        for tap, seen in zip(self._taps, outputs, strict=True):
-            if seen[0].shape != (1, tokens.shape[0], self.hidden_size):
-                raise UnsupportedModel(
-                    f"layer {tap} gives {list(seen[0].shape)}: no one row of {self.hidden_size} "
-                    "for each token, which a draft could read"
-                )
-        if self._taps and not parts.near(self._scores(leaving[0][0]), logits, self.dtype):
-            raise UnsupportedModel("logits are no scaled, capped product of the head: no draft")
-
-    @property
-    def _taps(self) -> tuple[int, ...]:
-        return self.capture_layer_ids
 
     def _check_state(self) -> None:
         """No config states how large a recurrent state is: refuse here what will not fit."""

@@ -72,10 +72,13 @@ FAMILIES = {
 
 
 def write_foreign_target(folder, family, *, seed=0, dtype=torch.float32, **changes):
-    """Have `transformers` make and save a random model of `family`; returns `folder`."""
+    """Have `transformers` make and save a random model of `family`; returns `folder`.
+
+    `family` is a name in `FAMILIES`, or a config's settings.
+    """
     import transformers
 
-    settings = FAMILIES[family] | changes
+    settings = (FAMILIES[family] if isinstance(family, str) else family) | changes
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = transformers.AutoConfig.for_model(**settings)

@@ -87,7 +87,7 @@ def finished():
         tokens=(1, 1),
         mode=("speculative", ""),
         transport="shm",
-        exact="no",
+        target=("no", "fast"),
         stale=0,
     )
     return Finished(request=NUMBER, finish_reason="cancelled", statistics=figures)

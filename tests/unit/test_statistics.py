@@ -10,7 +10,7 @@ def figures(tally, clock):
         tokens=(10, 4),
         mode=("speculative", ""),
         transport="shm",
-        exact="no",
+        target=("no", "fast"),
         stale=2,
     )
 
