@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
+from launch.events import Role
 from launch.plan import Loading
 from launch.supervisor import Supervisor
 from protocol.messages import StatusReport
@@ -22,6 +23,7 @@ class Managed:
         self._notifier = notifier
         self._is_ready = False
         self._changed = False
+        self._steps: dict[Role, str] = {}  # of each daemon, the last one
 
     def on_loading(self, step: Loading) -> None:
         """A daemon has come a step further, or was lost; only a step further asks for more time."""
@@ -31,7 +33,8 @@ class Managed:
         count = f" {step.done} of {step.total}" if step.total else ""
         is_further = bool(step.total) or step.stage in FURTHER
         tell = self._notifier.loading if is_further else self._notifier.status
-        tell(f"{step.role}: {step.stage}{count}")
+        self._steps[step.role] = f"{step.role}: {step.stage}{count}"
+        tell("; ".join(self._steps.values()))
 
     def run(self, supervisor: Supervisor, stopping: Callable[[], bool]) -> None:
         """Serve until `stopping`: ready at first, then signs of life from each turn."""

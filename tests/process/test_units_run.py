@@ -1,9 +1,20 @@
 """The units as they run: in a systemd of the test's own, with the directives they ship with."""
 
 import pytest
+from support.keys import PAIRS, write_keys
 from support.private_systemd import why_not
-from support.unit_world import PROGRAM, await_state, generate, unit, unit_world, user_world
+from support.unit_world import (
+    PROGRAM,
+    SETTINGS,
+    await_state,
+    generate,
+    unit,
+    unit_world,
+    user_world,
+)
 from support.waiting import until
+
+from protocol.keys import ALLOWED, ROLES, allowed_line
 
 REASON = why_not()
 pytestmark = [
@@ -134,6 +145,45 @@ def test_one_unit_starts_its_own_daemons_and_takes_them_along(place):
         assert systemd.run("ls", "/run/dflash").stdout == ""
 
 
+ADDRESS = "10.99.0.1"  # of no loopback interface, so that keys are needed
+FAR = f"""{SETTINGS}
+[only.target]
+listen = "tcp://{ADDRESS}:7000"
+[only.draft]
+listen = "tcp://{ADDRESS}:7001"
+draft_head = "target"
+[only.supervisor]
+attach_target = "tcp://{ADDRESS}:7000"
+attach_draft = "tcp://{ADDRESS}:7001"
+"""
+
+
+def test_keys_come_as_credentials_of_the_services_and_no_other_way(place):
+    """Root's files, which no service could open by itself; over TCP with CURVE."""
+    keys = place / "etc/dflash/keys"
+    for role in ROLES:
+        write_keys(keys, role, exist_ok=True)
+    (keys / ALLOWED).write_bytes(b"".join(allowed_line(r, p.public) for r, p in PAIRS.items()))
+    allow = f"IPAddressAllow={ADDRESS}\n"
+    with unit_world(place, allow, settings=FAR, address=ADDRESS) as systemd:
+        systemd.run("chmod", "-R", "go=", "/etc/dflash/keys")
+        assert systemd.run("setpriv", "--reuid=dflash", "cat", f"/etc/dflash/keys/{ALLOWED}").stderr
+        systemd.control("start", "--no-block", SUPERVISOR)
+        await_state(systemd, SUPERVISOR, "active", seconds=120)
+        _await_status(systemd, SUPERVISOR, SPECULATIVE)
+        assert generate(systemd, *ASK)
+        said = [systemd.console, *map(systemd.log, ALL)]
+        secrets = [pair.secret.decode() for pair in PAIRS.values()]
+        assert [one for one in said if any(secret in one for secret in secrets)] == []
+
+        systemd.control("stop", SUPERVISOR)
+        systemd.run("rm", "/etc/dflash/keys/supervisor.secret")
+        assert systemd.systemctl("start", SUPERVISOR).returncode != 0
+        await_state(systemd, SUPERVISOR, "failed")
+        assert systemd.show(SUPERVISOR, "ExecMainStatus") == "78"
+        assert "/supervisor.secret holds no pair of keys" in systemd.log(SUPERVISOR)
+
+
 def test_a_wrong_setting_is_not_tried_again(place):
     with unit_world(place) as systemd:
         systemd.run("sh", "-c", "echo 'thread = 1' > /etc/dflash/main.toml")
@@ -142,6 +192,36 @@ def test_a_wrong_setting_is_not_tried_again(place):
         assert systemd.show(TARGET, "ExecMainStatus") == "78"
         assert systemd.show(TARGET, "NRestarts") == "0"
         assert "`thread`; did you mean `threads`?" in systemd.log(TARGET)
+
+
+def test_a_daemon_that_never_comes_fails_the_start_which_is_tried_again_up_to_the_limit(place):
+    with unit_world(place) as systemd:
+        systemd.control("mask", TARGET, DRAFT)
+        systemd.control("start", "--no-block", SUPERVISOR)
+        _await_status(systemd, SUPERVISOR, "target: loading; draft: loading")
+        assert systemd.show(SUPERVISOR, "ActiveState") == "activating"
+        assert systemd.show(SUPERVISOR, "TimeoutStartUSec") == "10min"
+        systemd.control("stop", SUPERVISOR)
+        systemd.run("rm", f"/run/log/{SUPERVISOR}.ends")
+
+        # The same with less patience.
+        sooner = f"/etc/systemd/system/{SUPERVISOR}.d"
+        lines = "[Service]\\nTimeoutStartSec=300ms\\n"
+        systemd.run("sh", "-c", f"mkdir {sooner} && printf '{lines}' > {sooner}/sooner.conf")
+        systemd.control("daemon-reload")
+        systemd.control("start", "--no-block", SUPERVISOR)
+        until(lambda: systemd.show(SUPERVISOR, "SubState") == "failed", seconds=90)
+        ends = systemd.run("cat", f"/run/log/{SUPERVISOR}.ends").stdout.split()
+        assert set(ends) == {"timeout"}
+        assert 3 <= len(ends) <= 5  # the start before counts as well
+
+        assert systemd.systemctl("start", SUPERVISOR).returncode != 0
+        assert systemd.run("cat", f"/run/log/{SUPERVISOR}.ends").stdout.split() == ends
+        systemd.control("reset-failed", SUPERVISOR)
+        systemd.run("rm", f"{sooner}/sooner.conf")
+        systemd.control("daemon-reload")
+        systemd.control("start", "--no-block", SUPERVISOR)
+        _await_status(systemd, SUPERVISOR, "target: loading; draft: loading")
 
 
 @pytest.mark.soak

@@ -23,9 +23,9 @@ def stranger():
     return Keyring(fresh_pair("supervisor"), {pair.public: pair.role for pair in PAIRS.values()})
 
 
-def write_keys(folder, role, pair=None):
+def write_keys(folder, role, pair=None, **options):
     """The folder that `role` reads its keyring from, with another pair if given; returns it."""
-    folder.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700, parents=True, **options)
     secret = folder / f"{role}{PAIR_SUFFIX}"
     secret.touch(mode=0o600)
     secret.write_bytes(encode_pair(pair or PAIRS[role]))

@@ -28,11 +28,15 @@ mount -t tmpfs tmpfs /var/lib
 mount -t tmpfs tmpfs /var/cache
 mount -t proc proc /proc
 {cgroups}
+{network}
+# Credentials are mounted by a process in a mount namespace of its own, for this one to see.
+mount --make-rshared /
 mkdir -p /run/systemd/system /run/systemd/user /run/log
 printf '[Unit]\\nDefaultDependencies=no\\n' > /run/systemd/system/test.target
 cp /run/systemd/system/test.target /run/systemd/user
 {start}
 """
+NETWORK = "ip link set lo up && ip addr add {address}/32 dev lo"
 SYSTEM = f"""
 systemd-sysusers >/dev/null
 exec env -i container=test PATH="$PATH" {SYSTEMD} --system --unit=test.target \\
@@ -115,19 +119,22 @@ class PrivateSystemd:
 
 
 @contextmanager
-def private_systemd(place, *, user=False):
+def private_systemd(place, *, user=False, address=""):
     """Boot one with the files of ``place/etc`` over the machine's, and ``place/run.initial``.
 
-    With `user` it is a user's manager, whose settings lie in ``/etc/user``.
+    With `user` it is a user's manager, whose settings lie in ``/etc/user``. With `address` it has
+    a network of its own, of that one machine.
     """
     name = f"dflash-test-{uuid.uuid4().hex[:12]}"
     groups = [folder / name for folder in _hierarchies()]
     for group in groups:
         group.mkdir()
     mounts = "\n".join(f"mount --bind {group} {group.parent}" for group in groups)
-    words = ["unshare", "-m", "-p", "-f", "-i", "-u", "-C", "--kill-child=KILL", "sh", "-c"]
+    namespaces = ["-m", "-p", "-f", "-i", "-u", "-C", *(["-n"] if address else [])]
+    words = ["unshare", *namespaces, "--kill-child=KILL", "sh", "-c"]
+    network = NETWORK.format(address=address) if address else ""
     joined = " && ".join(f"echo $$ > {group}/cgroup.procs" for group in groups)
-    boot = BOOT.format(cgroups=mounts, start=USER if user else SYSTEM)
+    boot = BOOT.format(cgroups=mounts, network=network, start=USER if user else SYSTEM)
     with (place / "console").open("wb") as console:
         process = subprocess.Popen(
             ["sh", "-c", f'{joined} && exec "$@"', "sh", *words, boot],

@@ -57,12 +57,15 @@ exec {sys.executable} -I -c 'import sys; from launch.cli import main; sys.exit(m
 
 
 @contextmanager
-def unit_world(place, extra=""):
-    """The units installed, daemon-reloaded and not started; `extra` are lines of every service."""
+def unit_world(place, extra="", *, settings=SETTINGS, **options):
+    """The units installed, daemon-reloaded and not started; `extra` are lines of every service.
+
+    `options` are those of `private_systemd`.
+    """
     etc, run = place / "etc", place / "run.initial"
     _write(run / "program/dflashd", SCRIPT, mode=0o755)
     write_speaking_pair(run / "pair")
-    _write(etc / "dflash" / f"{INSTANCE}.toml", SETTINGS)
+    _write(etc / "dflash" / f"{INSTANCE}.toml", settings)
     words = ("units", "install", "--program", PROGRAM, "--base", str(etc))
     outcome = dflashd(*words)
     assert outcome.code == 0, outcome.err
@@ -73,7 +76,7 @@ def unit_world(place, extra=""):
         _write(etc / "systemd/system" / f"{unit}.service.d" / "test.conf", lines)
     for path in (place, *place.rglob("*")):
         path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
-    with private_systemd(place) as systemd:
+    with private_systemd(place, **options) as systemd:
         yield systemd
 
 
