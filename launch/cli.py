@@ -24,6 +24,7 @@ VERBS: Final[dict[str, tuple[str, str, str]]] = {
         "generate_command",
         "Generate text from a prompt through two daemons.",
     ),
+    "chat": ("launch.commands.chat", "chat_command", "Talk with a model, turn by turn."),
     "supervisor": (
         "launch.commands.supervisor",
         "supervisor_command",

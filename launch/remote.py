@@ -2,7 +2,8 @@
 
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -71,6 +72,20 @@ class Remote:
     def watch(self, fd: int, on_ready: Callable[[], None]) -> None:
         """Call `on_ready` whenever `fd` can be read, as for `launch.interrupts`."""
         self._watched[fd] = on_ready
+
+    @contextmanager
+    def watching(self, fd: int, on_ready: Callable[[], None]) -> Iterator[None]:
+        """The same inside the ``with``."""
+        self.watch(fd, on_ready)
+        try:
+            yield
+        finally:
+            del self._watched[fd]
+
+    @property
+    def ended(self) -> bool:
+        """Whether the supervisor is known to have gone away."""
+        return self._joined.ended
 
     def send(self, message: Message) -> None:
         """Send; what the supervisor does not take at once goes out while `run_until` waits."""

@@ -6,8 +6,8 @@ dead child are all just events.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -188,6 +188,15 @@ class Supervisor:
         """
         self._watched[fd] = on_ready
         self._poller.add(fd, write=write)
+
+    @contextmanager
+    def watching(self, fd: int, on_ready: Callable[[], None]) -> Iterator[None]:
+        """Watch `fd` inside the ``with``."""
+        self.watch(fd, on_ready)
+        try:
+            yield
+        finally:
+            self.unwatch(fd)
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> Timer:
         """Call `action` from `step`, once, after so many seconds, unless it is called off."""

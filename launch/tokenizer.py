@@ -63,6 +63,11 @@ class TextTokenizer:
         with _typed("the model's tokenizer cannot decode these ids"):
             return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def spell(self, ids: Sequence[int]) -> str:
+        """The text of `ids` with special tokens."""
+        with _typed("the model's tokenizer cannot decode these ids"):
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
     def token(self, index: int) -> str | None:
         """The token's own spelling, for display."""
         text: str | None = self._tokenizer.id_to_token(index)

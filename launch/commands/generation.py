@@ -1,61 +1,35 @@
 """One generation from prompt to exit status: prepare, run the pair, and say how it went."""
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
 
 import msgspec
 
 from launch import exit_codes
 from launch.admission import check_prompt
 from launch.commands.output import ProgressLine, TextOutput, TraceFile, named
-from launch.commands.own_pair import OwnPair
-from launch.commands.pair import PairOptions
 from launch.commands.prompt_input import read_prompt
 from launch.commands.receiver import Receiver
 from launch.commands.report import build, summary
-from launch.commands.running_pair import RunningPair
-from launch.commands.sampling import SamplingOptions
-from launch.cost_cache import cost_cache
-from launch.drafts import draft_vocab
+from launch.commands.requesting import AnyPair, RequestOptions
 from launch.interrupts import Interrupts
-from launch.policy import AUTO
 from launch.tokenizer import TextTokenizer, encode_prompt, load_text_side
-from protocol.codec import pack_tokens
 from protocol.errors import DaemonError, UsageError
-from protocol.instances import find
-from protocol.messages import Submit, TreeVerify
-
-AnyPair: TypeAlias = OwnPair | RunningPair
-REQUEST: Final = 1
+from protocol.messages import Submit
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(SamplingOptions, PairOptions):
+class Options(RequestOptions):
     """The arguments of ``dflashd generate``, each checked to be in its range."""
 
     prompt: str | None
     prompt_file: Path | None
-    draft_context: int
-    draft_vocab: str | None = None
-    block_width: int
-    verify: TreeVerify
-    tree_budget: int
     raw: bool
-    max_tokens: int
-    system: str | None
     trace: Path | None
     as_json: bool
     stats: bool | None
-    quiet: bool
-    connect: str | None = None
-
-    @property
-    def tree_width(self) -> int:
-        """Rows of a verify that a tree may fill; 0 where none is wanted."""
-        return 0 if self.verify == "chain" else self.tree_budget + 1
 
 
 def generate(options: Options) -> int:
@@ -73,12 +47,12 @@ def generate(options: Options) -> int:
     with (
         ProgressLine(shown=not options.quiet) as line,
         TraceFile(options.trace) as trace,
-        _pair(options, line) as pair,
+        options.pair(line) as pair,
     ):
         tokenizer, submit = _prepare(options, pair, prompt)
         output = TextOutput(shown=not options.as_json)
         receiver = Receiver(options.stream(tokenizer), output, trace, line)
-        with Interrupts() as interrupts:
+        with Interrupts() as interrupts, closing(pair):
             try:
                 load_seconds = pair.run(submit, tokenizer, receiver, interrupts)
             except DaemonError:
@@ -88,41 +62,12 @@ def generate(options: Options) -> int:
             return _conclude(options, submit, receiver, line, interrupts, load_seconds)
 
 
-def _pair(options: Options, line: ProgressLine) -> AbstractContextManager[AnyPair]:
-    """The supervisor that runs already, or one of this command's own."""
-    if options.connect is not None:
-        return RunningPair(find(options.connect), line)
-    model = options.find_model(quiet=options.quiet)
-    draft = options.find_draft(model, quiet=options.quiet)
-    plan = msgspec.structs.replace(
-        options.plan(model, draft),
-        slots=1,
-        draft_context=options.draft_context,
-        draft_vocab=draft_vocab(options.draft_vocab, draft),
-        cost_cache=cost_cache() if options.block_width == AUTO else None,
-        widest=max(options.guess_width, options.tree_width),
-    )
-    return nullcontext(OwnPair(plan, line))
-
-
 def _prepare(options: Options, pair: AnyPair, prompt: str) -> tuple[TextTokenizer, Submit]:
     """The request, checked against what the pair takes."""
     tokenizer, template = load_text_side(pair.model)
     encoded = encode_prompt(tokenizer, template, prompt, system=options.system, raw=options.raw)
     check_prompt(len(encoded.ids), options.max_tokens, pair.max_positions)
-    return tokenizer, Submit(
-        request=REQUEST,
-        prompt=pack_tokens(encoded.ids),
-        max_tokens=options.max_tokens,
-        sampling=options.sampling(tokenizer.eos_ids, pair.vocab_size),
-        draft_context=options.draft_context,
-        hints=options.hints(tokenizer),
-        ngram=options.ngram,
-        stops=options.stop,
-        block_width=options.block_width,
-        verify=options.verify,
-        tree_budget=options.tree_budget,
-    )
+    return tokenizer, options.submit(encoded.ids, tokenizer, pair)
 
 
 def _conclude(

@@ -58,7 +58,7 @@ class ProgressLine:
 
     def __init__(self, *, shown: bool) -> None:
         self._console = Console(stderr=True)
-        self._shown = shown and self._console.is_terminal
+        self._wanted = self._shown = shown and self._console.is_terminal
         self._status: Status | None = None
 
     @property
@@ -77,6 +77,10 @@ class ProgressLine:
         """Remove the line for good: text is being written, on what may be the same terminal."""
         self.clear()
         self._shown = False
+
+    def begin(self) -> None:
+        """Another text is waited for."""
+        self._shown = self._wanted
 
     def clear(self) -> None:
         """Remove the line; the next `say` shows it again."""

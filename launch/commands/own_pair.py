@@ -1,6 +1,9 @@
-"""A pair of daemons for one request: started for it, and gone when it has its end."""
+"""A pair of daemons of one command's own: started for it, and gone when it ends."""
 
+from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import msgspec
 
@@ -20,43 +23,80 @@ from protocol.messages import Cancel, Finished, Submit
 
 
 class OwnPair:
-    """What `plan` says; nothing is started before `run`. Raises where the model is unusable."""
+    """What `plan` says; nothing is started before `run` or `get_ready`.
+
+    Both daemons are gone when its ``with`` is left. Raises where the model is unusable.
+    """
 
     def __init__(self, plan: Plan, line: ProgressLine) -> None:
         self._plan = plan
         self._line = line
+        self._stack = ExitStack()
+        self._supervisor: Supervisor | None = None
         self.model = Path(plan.model)
         config = read_model_config(self.model)
         self.max_positions = config.max_positions
         self.vocab_size = config.vocab_size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        del kind, error, traceback
+        self.close()
+
+    def close(self) -> None:
+        """End both daemons, if they run."""
+        self._stack.close()
+        self._supervisor = None
+
+    def _started(self, tokenizer: TextTokenizer) -> Supervisor:
+        if self._supervisor is None:
+            plan = msgspec.structs.replace(self._plan, golden=golden_ids(tokenizer))
+            supervisor = Supervisor(plan, on_loading=self._on_loading)
+            self._supervisor = self._stack.enter_context(supervisor)
+        return self._supervisor
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether another request can be made."""
+        return True
+
+    def get_ready(self, tokenizer: TextTokenizer, interrupts: Interrupts) -> bool:
+        """Load both daemons; False when a signal came first. Raises the target's own error."""
+        supervisor = self._started(tokenizer)
+        with supervisor.watching(interrupts.fd, interrupts.on_ready):
+            return supervisor.wait_ready(lambda: interrupts.number is not None)
 
     def run(
         self, submit: Submit, tokenizer: TextTokenizer, receiver: Receiver, interrupts: Interrupts
     ) -> float:
         """Run the request to its end; return the seconds that loading took.
 
-        A signal, or a reader of standard output that went away, cancels the request; both daemons
-        are gone when this returns.
+        A signal, or a reader of standard output that went away, cancels the request.
         """
 
         def stopping() -> bool:
             return interrupts.number is not None or receiver.closed
 
-        plan = msgspec.structs.replace(self._plan, golden=golden_ids(tokenizer))
-        with Supervisor(plan, on_loading=self._on_loading) as supervisor:
-            supervisor.watch(interrupts.fd, interrupts.on_ready)
+        supervisor = self._started(tokenizer)
+        with supervisor.watching(interrupts.fd, interrupts.on_ready):
             if supervisor.wait_ready(stopping):
                 supervisor.submit(submit, receiver, find_stops(submit, tokenizer))
                 supervisor.run_until(lambda: receiver.ended or stopping())
                 if not receiver.ended:
                     supervisor.cancel(Cancel(request=submit.request))
                     supervisor.run_until(lambda: receiver.ended)
-            if not receiver.ended:
-                receiver(_never_begun(submit))
-            if isinstance(receiver.error, InternalError) and supervisor.log("target"):
-                self._line.print(f"the end of the target daemon's log:\n{supervisor.log('target')}")
-            supervisor.unwatch(interrupts.fd)
-            return supervisor.describe().load_seconds
+        if not receiver.ended:
+            receiver(_never_begun(submit))
+        if isinstance(receiver.error, InternalError) and supervisor.log("target"):
+            self._line.print(f"the end of the target daemon's log:\n{supervisor.log('target')}")
+        return supervisor.describe().load_seconds
 
     def _on_loading(self, step: Loading) -> None:
         count = f" {step.done} of {step.total}" if step.total else ""

@@ -44,6 +44,19 @@ class RunningPair:
     def vocab_size(self) -> int:
         return self._remote.welcome.vocab_size
 
+    def close(self) -> None:
+        """It goes on without this command."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether another request can be made: the supervisor has not gone away."""
+        return not self._remote.ended
+
+    def get_ready(self, tokenizer: TextTokenizer, interrupts: Interrupts) -> bool:
+        """Whether it can be asked: it serves already."""
+        del tokenizer, interrupts
+        return True
+
     def run(
         self, submit: Submit, tokenizer: TextTokenizer, receiver: Receiver, interrupts: Interrupts
     ) -> float:
@@ -65,12 +78,12 @@ class RunningPair:
             return interrupts.number is not None or receiver.closed
 
         remote = self._remote
-        remote.watch(interrupts.fd, interrupts.on_ready)
-        remote.send(submit)
-        self._line.say("waiting for the supervisor")
-        remote.run_until(lambda: receiver.ended or stopping(), receiver)
-        if not receiver.ended:
-            # It has been accepted before anything else that the supervisor reads.
-            remote.run_until(lambda: receiver.request is not None, receiver)
-            remote.send(Cancel(request=receiver.request or 0))
-            remote.run_until(lambda: receiver.ended, receiver)
+        with remote.watching(interrupts.fd, interrupts.on_ready):
+            remote.send(submit)
+            self._line.say("waiting for the supervisor")
+            remote.run_until(lambda: receiver.ended or stopping(), receiver)
+            if not receiver.ended:
+                # It has been accepted before anything else that the supervisor reads.
+                remote.run_until(lambda: receiver.request is not None, receiver)
+                remote.send(Cancel(request=receiver.request or 0))
+                remote.run_until(lambda: receiver.ended, receiver)

@@ -35,6 +35,8 @@ MAX_BYTES: Final = 16 << 20  # of a file of hints
 DRAWN_SEEDS: Final = 1 << 32  # short enough to be typed again
 GUESS_WIDTH: Final = 16  # rows of a verify where hints or n-grams may fill them
 
+ONE_TEXT: Final = ("logprobs", "hint_file", "min_tokens")  # options of a text that stands alone
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -256,4 +258,12 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add all of them to a command, in this order."""
     for option in reversed(OPTIONS):
         command = option(command)
+    return command
+
+
+def chat_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add those that concern every turn of a conversation alike."""
+    command = sampling_options(command)
+    params: list[click.Parameter] = getattr(command, "__click_params__", [])
+    params[:] = [param for param in params if param.name not in ONE_TEXT]
     return command

@@ -1,15 +1,13 @@
 """`dflashd supervisor` and its clients as a user runs them: real processes, a tiny pair."""
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-from contextlib import contextmanager
 
 import msgspec
 import pytest
-from support.command import ISOLATED, dflashd
+from support.command import dflashd
+from support.served import ARGUMENTS, ENVIRONMENT, started, supervisor
 from support.tiny_text import edit_json, write_speaking_pair
 from support.waiting import until
 
@@ -22,46 +20,12 @@ from protocol.messages import StatusReport
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 PROMPT = "Say something."
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-ARGUMENTS = ("--threads", "1", "--dtype", "float32")
 LONG = ("--max-tokens", "15000", "--ignore-eos")
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     return write_speaking_pair(tmp_path_factory.mktemp("pair"))
-
-
-@contextmanager
-def started(*arguments, **options):
-    """A command in the background, killed at the end if it has not ended."""
-    process = subprocess.Popen(
-        [*ISOLATED, *arguments],
-        env=os.environ | ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate(timeout=20)
-
-
-@contextmanager
-def supervisor(pair, *more):
-    """A supervisor named ``a``, ended by SIGTERM; what it said is checked by whoever yields."""
-    target, draft = map(str, pair)
-    words = ("supervisor", "--model", target, "--draft", draft, "--instance", "a", *ARGUMENTS)
-    with started(*words, *more) as process:
-        socket = named_directory("a") / "dflash.sock"
-        until(socket.is_socket, seconds=25)
-        yield process
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0
-        assert not socket.parent.exists()
 
 
 def _run(*arguments, **options):

@@ -280,6 +280,9 @@ def test_a_defect_is_shown_with_the_end_of_the_daemons_log(tmp_path, monkeypatch
         def __getattr__(self, _):
             return lambda *_: None
 
+        def watching(self, *_):
+            return contextlib.nullcontext()
+
         def wait_ready(self, _):
             return True
 

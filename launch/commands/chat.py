@@ -1,0 +1,46 @@
+"""The arguments of ``dflashd chat``; `launch.commands.chatting` does the work."""
+
+import click
+
+from launch.commands.pair import connect_option, refuse_loading_options
+from launch.commands.sampling import chat_options
+from launch.commands.settings import config_option, settings
+from launch.settings import Setting
+from protocol.core_dumps import refuse_core_dumps
+
+MAX_TOKENS = (1 << 31) - 1
+
+
+@click.command(name="chat")
+@settings("model", "draft", "draft_context", "draft_vocab")
+@settings("block_width", "verify", "tree_budget")
+@click.option(
+    "--max-tokens",
+    cls=Setting,
+    type=click.IntRange(1, MAX_TOKENS),
+    default=1024,
+    show_default=True,
+    help="At most so many new tokens in an answer.",
+)
+@chat_options
+@click.option(
+    "--system", cls=Setting, metavar="TEXT", help="A system message for the chat template."
+)
+@settings("target_device", "draft_device", "hand_over", "graphs", "dtype", "exact", "threads")
+@connect_option("Use the supervisor that runs; with PATH or NAME, that one.")
+@config_option
+@click.option("--quiet", is_flag=True, help="No progress and no hints.")
+def chat_command(**arguments: object) -> int:
+    """Talk with a model in the terminal, turn by turn.
+
+    Each turn computes only what is new. A line is a turn; one that ends with a backslash goes on in
+    the next, and so does text between two lines of triple quotes. '/help' lists the commands. What
+    comes through a pipe is answered line by line.
+    """
+    if arguments["connect"] is not None:
+        context = click.get_current_context()
+        refuse_loading_options(context, said="the supervisor is started, not with --connect")
+    from launch.commands.chatting import Options, chat  # noqa: PLC0415 - not for --help
+
+    refuse_core_dumps()
+    return chat(Options(**arguments))  # type: ignore[arg-type]  # click has checked them
