@@ -24,6 +24,7 @@ from launch.interrupts import Interrupts
 from launch.tokenizer import TextTokenizer, load_text_side
 from launch.whole_file import write_whole
 from protocol.errors import DaemonError, PromptTooLong, UsageError
+from protocol.messages import Submit
 
 HELP: Final = '''/clear       begin a new conversation
 /save FILE   write the conversation to FILE, as JSON
@@ -138,15 +139,7 @@ class Chat:
 
     def _answer(self, question: str) -> None:
         """One turn; raises what it failed with, and then the question is taken back."""
-        pair, ids = self._pair, self._conversation.ask(question)
-        try:
-            check_prompt(len(ids), 1, pair.max_positions)
-        except PromptTooLong as error:
-            raise PromptTooLong(f"{error}; /clear begins a new conversation") from error
-        most = min(self._options.max_tokens, pair.max_positions - len(ids))
-        submit = self._options.submit(
-            ids, self._tokenizer, pair, max_tokens=most, base_pos=len(ids), retain=True
-        )
+        pair, submit = self._pair, self._request(question)
         self._line.begin()
         stream, output = self._options.stream(self._tokenizer), TextOutput(shown=True)
         receiver = Receiver(stream, output, TraceFile(None), self._line)
@@ -179,6 +172,17 @@ class Chat:
             raise KeyboardInterrupt
         if interrupts.number is not None:
             raise _Ended(interrupts.number)
+
+    def _request(self, question: str) -> Submit:
+        """It may go on from all that its prompt has in common with what was left."""
+        ids, most = self._conversation.ask(question), self._pair.max_positions
+        try:
+            check_prompt(len(ids), 1, most)
+        except PromptTooLong as error:
+            raise PromptTooLong(f"{error}; /clear begins a new conversation") from error
+        room = min(self._options.max_tokens, most - len(ids))
+        more = {"max_tokens": room, "base_pos": len(ids), "retain": True}
+        return self._options.submit(ids, self._tokenizer, self._pair, **more)
 
     def _clear(self, rest: str) -> None:
         del rest
