@@ -37,6 +37,7 @@ from protocol.messages import (
 )
 
 REPEATS = 15
+MANY = 16  # feature rows of one ingest, at the rate of a probe
 HAND_OVER = 0.00085  # seconds of a question and its answer: benchmarks/README.md
 
 
@@ -111,6 +112,7 @@ class Recorder:
         verify: dict[int, list[float]] = {width: [] for width in widths}
         block: dict[int, list[float]] = {width: [] for width in widths if width > 1}
         ingest: list[float] = []
+        more: list[float] = []
         base = 200
         for _ in range(REPEATS):
             for width in widths:
@@ -122,10 +124,17 @@ class Recorder:
                     answer = self.draft.propose(item)
                     block[width].append(answer.draft_seconds)
                     ingest.append(answer.ingest_seconds)
+            for _ in range(MANY - 1):  # a probe takes in all rows since the last one at once
+                verdict = self._verify(1, base, [pending], self.block_size)
+                base, pending = verdict.committed, unpack_tokens(verdict.tokens)[-1]
+            item = ProposeItem(sequence=1, base_pos=base, pending=pending, width=2)
+            more.append(self.draft.propose(item).ingest_seconds)
+        one = statistics.median(ingest)
         return {
             "verify": [statistics.median(times) for times in verify.values()],
             "draft": [0.0, *(statistics.median(times) for times in block.values())],
-            "ingest_row": statistics.median(ingest),
+            "ingest_row": one,
+            "ingest_more": max(0.0, statistics.median(more) / one - 1) / (MANY - 1),
             "hand_over": HAND_OVER,
         }
 

@@ -7,7 +7,7 @@ from launch.acceptance import Acceptance
 from launch.costs import Costs
 from launch.events import Role
 from launch.policy import ALONE, AUTO, Choice, FixedWidth, Outcome, Situation, WidthPolicy
-from launch.probes import Probes, Shadow
+from launch.probes import SCOUT, Probes, Shadow
 from launch.shapes import Manner, shape_for
 from launch.tree import Ranks
 from protocol.messages import (
@@ -22,6 +22,8 @@ from protocol.messages import (
 
 HYSTERESIS: Final = 1.03  # another width must promise so much more than the one in use
 OLD: Final = 2.0  # rounds that all outcomes before a probe count for: times may have changed
+RARE: Final = 0.2  # a draft whose first slot is right less often is not expected to be
+HOPE: Final = 0.7  # how often each slot is right where a draft that was not used pays again
 OTHER_TEXT: Final = 6.0  # the same for outcomes of earlier requests
 
 
@@ -61,8 +63,8 @@ class AutoWidth:
     """``E[tokens] / (draft + ingest + verify + hand-over)``, at its best over all widths.
 
     Width 1 is among them and asks no draft. Below full width the whole block is proposed now and
-    then (`launch.probes`). At width 1 a probe spends the draft's time alone: the target goes on one
-    token at a time, and what it chooses says how much would have been accepted.
+    then (`launch.probes`). At width 1 a probe is a narrow block and spends the draft's time alone:
+    the target goes on one token at a time, and what it chooses says whether it was right.
     """
 
     def __init__(self, experience: Experience) -> None:
@@ -96,9 +98,7 @@ class AutoWidth:
                 self._probes.start_over()
             self._width = width
         self._probing = width < widest and self._probes.is_due
-        if self._probing:
-            return Choice(widest, 1 if width == 1 and not self._probes.is_whole else widest)
-        return Choice(width, width)
+        return self._probe(widest) if self._probing else Choice(width, width)
 
     def note(self, outcome: Outcome) -> None:
         self._costs.note(outcome)
@@ -117,7 +117,7 @@ class AutoWidth:
             for acceptance in (self._own, self._shared):
                 acceptance.note(outcome.accepted, outcome.drafted)
             if self._probing:
-                self._judge(outcome.accepted + 1)
+                self._judge(outcome.accepted + 1, outcome.drafted + 1)
         self._probing = False
         self._experience.probes = self._probes
 
@@ -156,6 +156,20 @@ class AutoWidth:
             margin += 1 / self._own.count
         return self._width if top <= rates[self._width - 1] * margin else best
 
+    def _probe(self, widest: int) -> Choice:
+        """At width 1, one token that is not verified; where that was right, a block in earnest."""
+        if self._width == 1 and not self._probes.is_whole:
+            return Choice(SCOUT, 1)
+        rows = self._hoped(widest) if self._width == 1 and self._probes.trial else widest
+        return Choice(rows, rows)
+
+    def _hoped(self, widest: int) -> int:
+        """The best width for a draft that is usually right."""
+        tokens = [sum(HOPE**slot for slot in range(rows)) for rows in range(1, widest + 1)]
+        prices = self._costs.rounds(tokens, self._at.position)
+        rates = [one / price for one, price in zip(tokens, prices, strict=True)]
+        return max(rates.index(max(rates)) + 1, SCOUT)
+
     def _begin_probe(self, outcome: Outcome) -> None:
         self._first = not self._probes.trial
         self._probes.begin()
@@ -168,30 +182,31 @@ class AutoWidth:
             right = shadow.meet(token)
             for acceptance in (self._own, self._shared):
                 acceptance.note_slot(slot, right=right)
-            if shadow.is_over or self._pays(shadow.right + 1):
+            if shadow.is_over:
                 self._shadow = None
-                self._judge(shadow.right + 1)
+                self._judge(shadow.right + 1, len(shadow.ids) + 1)
                 return
 
-    def _judge(self, tokens: int) -> None:
-        """A probe brought so many tokens, or would have."""
-        if self._pays(tokens):
+    def _judge(self, tokens: int, rows: int) -> None:
+        """A probe of so many rows brought so many tokens, or would have."""
+        if self._pays(tokens, rows):
             self._probes.trial = True
             if not self._first:  # two in a row are no luck
                 self._own.fade(OLD)
                 self._own.note(tokens - 1, tokens - 1)
             return
-        widest, used = self._at.block_size, self._width
-        prices = self._costs.rounds([1.0] * widest, self._at.position)
-        more = prices[-1] - prices[used - 1]
+        used = self._width
+        prices = self._costs.rounds([1.0] * self._at.block_size, self._at.position)
+        more = prices[rows - 1] - prices[used - 1]
         if used == 1 and not self._probes.is_whole:
-            more -= self._costs.verify.upto(widest, self._at.position)[-1]
-            more += self._costs.verify.upto(1, self._at.position)[0]
-        self._probes.fail(more / prices[used - 1])
+            verify = self._costs.verify.upto(rows, self._at.position)
+            more -= verify[-1] - verify[0]
+        was_rare = next(self._own.rates()) < RARE
+        self._probes.fail(more / prices[used - 1], in_doubt=was_rare and not self._first)
 
-    def _pays(self, tokens: int) -> bool:
-        """Whether a whole block that brings `tokens` beats the width in use."""
-        widest = self._at.block_size
+    def _pays(self, tokens: int, rows: int) -> bool:
+        """Whether a block of `rows` that brings `tokens` beats the width in use."""
         usual = self._own.tokens(max(1, self._width))[-1]
-        prices = self._costs.rounds([usual] * (widest - 1) + [tokens], self._at.position)
-        return tokens * prices[self._width - 1] > usual * prices[-1]
+        emitted = [usual] * (max(rows, self._width) - 1) + [tokens]
+        prices = self._costs.rounds(emitted, self._at.position)
+        return tokens * prices[self._width - 1] > usual * prices[rows - 1]

@@ -38,7 +38,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 class SpeculativeDecoding(msgspec.Struct, frozen=True, kw_only=True):
     """Acceptance under the field's names; the two rates are null when nothing was drafted."""
 
-    num_drafts: int
+    num_rounds: int  # verify forwards, with and without drafts
+    num_drafts: int  # those with at least one proposal
     num_draft_tokens: int
     num_accepted_tokens: int
     num_hint_tokens: int
@@ -54,6 +55,7 @@ class SpeculativeDecoding(msgspec.Struct, frozen=True, kw_only=True):
     draft_acceptance_rate: float | None  # accepted / proposed
     acceptance_histogram: tuple[int, ...]  # [a]: rounds that accepted a tokens
     num_accepted_tokens_per_pos: tuple[int, ...]
+    num_proposed_tokens_per_pos: tuple[int, ...]
     width_histogram: tuple[int, ...]  # [w]: rounds that verified w rows
 
 

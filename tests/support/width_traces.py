@@ -22,15 +22,16 @@ class Prices:
 
     verify: tuple[float, ...]
     draft: tuple[float, ...]
-    ingest_row: float
+    ingest_row: float  # of one feature row
     hand_over: float = 0.0
+    ingest_more: float = 1.0  # of each further row of the same ingest, in parts of the first's
 
     def round(self, width: int, propose: int, ingested: int) -> tuple[float, float, float, float]:
         """Verify, draft, ingest and hand-over of one round."""
         verify = self.verify[width - 1]
         if propose == 1:
             return verify, 0.0, 0.0, self.hand_over
-        ingest = ingested * self.ingest_row
+        ingest = self.ingest_row * (1 + (ingested - 1) * self.ingest_more) if ingested else 0.0
         return verify, self.draft[propose - 1], ingest, 2 * self.hand_over
 
 
@@ -76,6 +77,17 @@ def play(trace, block_width=AUTO, *, noise=0.0, seed=0, experience=None, prices=
             at += len(outcome.tokens)
         done += len(right)
     return played
+
+
+def seconds_from(trace, width, start, end, rounds=None) -> tuple[float, int]:
+    """Seconds of a fixed width from position `start` of the only text on, and how far that came."""
+    (right,), seconds, at, left = trace.right, 0.0, start, rounds
+    while at < end and left != 0:
+        rows = min(width, end - at)
+        accepted = min(right[at], rows - 1)
+        seconds += sum(trace.prices.round(rows, rows, accepted + 1))
+        at, left = at + accepted + 1, None if left is None else left - 1
+    return seconds, at
 
 
 def _outcome(right, at, choice, costs, ingested):

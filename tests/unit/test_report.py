@@ -1,9 +1,13 @@
 """The closing figures: public names, the rates they imply, and the one line for people."""
 
+import re
+from pathlib import Path
+from typing import get_args
+
 import msgspec
 import pytest
 
-from launch.commands.report import build, summary
+from launch.commands.report import Report, build, summary
 from protocol.messages import Sampling, Statistics, TokenLogprobs
 
 STATISTICS = Statistics(
@@ -49,6 +53,34 @@ def _report(sampling=WARM, logprobs=(), **changes):
         sampling=sampling,
         logprobs=logprobs,
     )
+
+
+def _names(struct):
+    """All names of a struct, of the structs inside it, and of those in its tuples."""
+    found = []
+    for field in msgspec.structs.fields(struct):
+        found.append(field.name)
+        parts = [field.type, *get_args(field.type), *map(get_args, get_args(field.type))]
+        for part in parts:
+            for one in part if isinstance(part, tuple) else (part,):
+                if isinstance(one, type) and issubclass(one, msgspec.Struct):
+                    found += _names(one)
+    return found
+
+
+def test_no_figure_of_a_request_is_left_out():
+    assert set(Statistics.__struct_fields__) <= set(_names(Report))
+
+
+def test_the_readme_names_what_json_prints_and_nothing_else():
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    block = text.split("`--json` prints one object:")[1].split("```")[1].removeprefix("text\n")
+    for values in ("(stop | length | cancelled)", "chain | tree", "native | padded | no"):
+        assert values in block
+        block = block.replace(values, "")
+    words = re.findall(r"[a-z_]+", block.replace("speculative | autoregressive", ""))
+    said = [word for word in words if word != "null"]
+    assert sorted(said) == sorted(_names(Report))
 
 
 def test_rates_follow_from_the_counts():
