@@ -73,7 +73,7 @@ class Engine:
         self._ring = ring
         self._strategy = strategy
         self._sequences = Sequences(target.slots, target.max_positions)
-        self._kept = KeptState(target, ring, self._sequences, limits)
+        self.kept = KeptState(target, ring, self._sequences, limits)
         self._back = WayBack(target, limits.rollback)
 
     @property
@@ -88,7 +88,7 @@ class Engine:
         """
         target = self._target
         sampling = resolved(item.sampling, target.eos_token_ids, target.vocab_size)
-        sequence, start = self._kept.open(item, sampling)
+        sequence, start = self.kept.open(item, sampling)
         return OpenedItem(
             sequence=item.sequence,
             round=item.round,
@@ -111,7 +111,7 @@ class Engine:
         chunk, most = self._limits.prefill_chunk, self._target.max_positions
         check_chunk(sequence, item, len(ids), chunk=chunk, most=most)
         check_vocabulary(ids, item.start, self._target.vocab_size)
-        self._kept.mark(sequence, item.last and sequence.retains)
+        self.kept.mark(sequence, item.last and sequence.retains)
         try:
             token, logprobs = self._run_chunk(sequence, item, ids, len(ids))
         except OutOfMemory as error:
@@ -204,7 +204,7 @@ class Engine:
     def close(self, item: CloseItem) -> ClosedItem:
         """Free the slot; with `item.retain` the state of positions below `item.keep` stays."""
         sequence = self._sequences.get(item.sequence)
-        retain = item.retain and self._kept.cut(sequence, item.keep)
+        retain = item.retain and self.kept.cut(sequence, item.keep)
         self._sequences.close(item.sequence, retain=retain)
         if self._ring is not None:
             self._ring.release(sequence.slot)

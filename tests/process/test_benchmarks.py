@@ -82,6 +82,14 @@ def test_a_cold_start_is_measured_to_the_first_byte_with_its_stages(settings, tm
     assert found["first_byte_seconds"]["median"] > marks["first token"] / 2
 
 
+def test_the_first_token_after_a_hit_is_measured_against_a_step(settings):
+    ended = script("kept.py", *settings[:4], "--threads", 1, "--tokens", 60, "--rounds", 1)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert 0 < found["copy_ms"] < found["store_ms"]
+    assert found["slot / step"] > 0
+
+
 def test_the_gpus_benchmark_runs_the_same_engines_on_the_cpu_and_refuses_a_gpu_that_is_not_there():
     ended = script("gpu.py", "--shape", "tiny", "--device", "cpu", "--contexts", "64")
     assert ended.returncode == 0, ended.stderr

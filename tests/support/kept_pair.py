@@ -55,4 +55,4 @@ def last_slot(pair):
 def forget(pair):
     """Give up all that earlier runs have left in the target."""
     pair.engine._sequences.retained.clear()
-    pair.engine._kept.store._held.clear()
+    pair.engine.kept.store._held.clear()

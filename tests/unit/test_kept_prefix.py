@@ -6,7 +6,9 @@ import pytest
 import torch
 from support.engines import CHUNK, PROMPT
 from support.kept_pair import CONTEXT, LONG, WINDOW, forget, held, kept_pair, last_slot
-from support.tiny_pair import VOCAB
+from support.real_pair import Checkpoints, real_pair
+from support.tiny_pair import VOCAB, write_pair
+from support.tiny_text import edit_json
 from support.toy_target import AttentionTarget, RecurrentTarget
 
 from launch.events import TargetFacts
@@ -126,7 +128,7 @@ def test_another_text_shares_nothing(pair):
 
 
 def test_without_a_store_the_oldest_state_gives_way_when_no_slot_is_empty(pair, monkeypatch):
-    monkeypatch.setattr(pair.engine._kept.store, "_budget", 0)
+    monkeypatch.setattr(pair.engine.kept.store, "_budget", 0)
     first, second, third = LONG[:40], LONG[40:80], LONG[50:]
     for prompt in (first, second):
         pair.run(prompt, 1, speculative=True, retain=True)
@@ -139,7 +141,7 @@ def test_what_two_texts_leave_is_kept_apart_from_the_slots_that_they_had(pair):
     texts = [LONG[start : start + 40] for start in (0, 10, 20, 30, 40, 50)]
     for text in texts:
         pair.run(text, 1, speculative=True, retain=True)
-    assert len(list(pair.engine._kept.store)) == 4
+    assert len(list(pair.engine.kept.store)) == 4
     for text in texts:
         assert pair.run(text, TOKENS, speculative=True, base_pos=40, retain=True).kept == 39
 
@@ -149,6 +151,36 @@ def test_a_text_that_leaves_another_early_does_not_cost_it_its_state(pair):
     pair.run(first, 1, speculative=True, retain=True)
     pair.run([*first[:40], *OTHER[:5]], 1, speculative=True, base_pos=45)
     assert pair.run(first, 1, speculative=True, base_pos=60).kept == 59
+
+
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory):
+    """A pair for 8,192 positions, of which its draft attends to 512."""
+    folder = tmp_path_factory.mktemp("roomy") / "pair"
+    paths = write_pair(folder)
+    for path in paths:
+        edit_json(path / "config.json", max_position_embeddings=8192)
+    settings = {"prefill_chunk": 256, "ring_window": 512, "slots": 2, "max_positions": 8192}
+    options = {"dtype": "float32", "exact": False, "threads": 1, "prefix_bytes": 1 << 26}
+    with real_pair(Checkpoints(*paths), context=512, **options, **settings) as made:
+        yield made
+
+
+def test_after_a_hit_on_8000_tokens_one_row_is_computed_before_the_first_token(roomy):
+    """From the slot and from the store, whether the draft still has its context or reads rows."""
+    text = [(7 * i * i + 3 * i) % (VOCAB - 2) + 1 for i in range(8000)]
+    first = roomy.run(text, 6, speculative=True, retain=True)
+    for source in ("slot", "store"):
+        if source == "store":
+            push_out(roomy)
+        with counted(roomy.target) as (computed, _):
+            hit = roomy.run(text, 6, speculative=True, base_pos=8000, retain=True)
+        assert (hit.kept, computed) == (7999, [(7999, 1)]), source
+        assert (hit.token_ids, hit.rounds, hit.proposed) == (
+            first.token_ids,
+            first.rounds,
+            first.proposed,
+        )
 
 
 @pytest.mark.parametrize("base", [-1, len(PROMPT) + 1])
