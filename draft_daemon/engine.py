@@ -256,7 +256,8 @@ class Engine:
         noise = (item.base_pos + 1, state.sampling, item.temperatures)
         if self._walker is not None:
             walked = self._walker.walk(hidden, item.pending, Noise(*noise), max(1, item.top_k))
-            answer = {"tokens": pack_tokens(walked.ids[:, 0].tolist())}
+            answer: dict[str, Any] = {"tokens": pack_tokens(walked.ids[:, 0].tolist())}
+            answer["confidences"] = walked.confidences
             return answer | (_alternatives(walked.ids, walked.logprobs) if item.top_k else {})
         if not item.top_k:
             drawn = item.temperatures

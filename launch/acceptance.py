@@ -15,10 +15,8 @@ CHANGED: Final = 2.0  # rounds that all before a change count for
 class Acceptance:
     """P(slot i is right, given that all before it were), decayed; slot 0 follows the pending token.
 
-    A slot of which little is known is believed to be like the one before it.
-
-    This is where a draft's own confidence belongs once it states one (DSpark): it would take the
-    place of `rates` for the block at hand, calibrated by these outcomes.
+    A slot of which little is known is believed to be like the one before it. What a draft states of
+    the block at hand is held against these rates: `launch.confidence`.
     """
 
     def __init__(self) -> None:

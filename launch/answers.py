@@ -93,6 +93,8 @@ def proposal_defect(asked: ProposeItem, answer: ProposedItem, vocab_size: int) -
     ids = unpack_ids(answer.tokens)
     if min(ids) < 0 or max(ids) >= vocab_size:
         return f"proposed ids {min(ids)}..{max(ids)} for a vocabulary of {vocab_size}"
+    if len(answer.confidences) not in (0, len(ids)):
+        return f"{len(answer.confidences)} confidences for {len(ids)} ids"
     return (
         _alternatives_defect(asked, answer, vocab_size)
         if answer.top_ids or answer.top_logprobs

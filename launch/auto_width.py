@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from launch.acceptance import Acceptance
+from launch.confidence import Confidence, observed, worthwhile
 from launch.costs import Costs
 from launch.events import Role
 from launch.policy import ALONE, AUTO, Choice, FixedWidth, Outcome, Situation, WidthPolicy
@@ -35,6 +36,7 @@ class Experience:
     acceptance: Acceptance = field(default_factory=Acceptance)
     probes: Probes = field(default_factory=Probes)  # as the last request left them
     ranks: Ranks = field(default_factory=Ranks)
+    confidence: Confidence = field(default_factory=Confidence)
 
     def policy(self, block_width: int) -> WidthPolicy:
         """The policy of a new request: `block_width` rows, or AUTO."""
@@ -100,6 +102,18 @@ class AutoWidth:
         self._probing = width < widest and self._probes.is_due
         return self._probe(widest) if self._probing else Choice(width, width)
 
+    def cut(self, choice: Choice, confidences: tuple[float, ...]) -> int:
+        rows, position = choice.verify, self._at.position
+        if self._probing or not 1 < rows <= len(confidences) + 1:
+            return rows
+        tokens = self._own.tokens(rows)
+        seconds = self._costs.verify.upto(rows, position)
+        prices = self._costs.rounds(tokens, position)
+        if not prices or not prices[-1]:
+            return rows
+        rates = self._experience.confidence.rates(self._own.rates(), confidences[: rows - 1])
+        return worthwhile(rates, seconds, tokens[-1] / prices[-1])
+
     def note(self, outcome: Outcome) -> None:
         self._costs.note(outcome)
         if outcome.drafted:
@@ -114,12 +128,21 @@ class AutoWidth:
         if self._shadow is not None:
             self._follow(self._shadow, outcome.tokens)
         if outcome.drafted:
-            for acceptance in (self._own, self._shared):
-                acceptance.note(outcome.accepted, outcome.drafted)
+            self._learn(outcome)
             if self._probing:
                 self._judge(outcome.accepted + 1, outcome.drafted + 1)
         self._probing = False
         self._experience.probes = self._probes
+
+    def _learn(self, outcome: Outcome) -> None:
+        """Proposals were verified: how many were right, and what had been stated of them."""
+        if outcome.confidences:
+            self._experience.confidence.note(self._own.rates(), outcome)
+        known = observed(outcome)
+        for acceptance in (self._own, self._shared):
+            acceptance.note(outcome.accepted, outcome.drafted)
+            if len(known) > outcome.drafted:  # of the first that was cut off
+                acceptance.note_slot(outcome.drafted, right=known[-1])
 
     def reason(self) -> str:
         if self._alone <= self._drafted:

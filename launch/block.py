@@ -10,6 +10,7 @@ class Block:
     offered: bytes = b""  # all that the draft proposed
     top_ids: bytes = b""  # and at each slot besides, likeliest first
     top_logprobs: tuple[float, ...] = ()
+    confidences: tuple[float, ...] = ()  # of the `offered`
     proposed: bytes = b""  # what is verified
     chain: int = 0  # proposals that follow one another; a tree's others stand behind them
     parents: bytes = b""  # of a tree's rows; empty: a chain

@@ -256,6 +256,7 @@ class DraftSide:
         self._ingested = asked.base_pos
         self._starved, self.block.offered = 0, item.tokens
         self.block.top_ids, self.block.top_logprobs = item.top_ids, item.top_logprobs
+        self.block.confidences = item.confidences
         self.block.draft_seconds += item.draft_seconds
         self.block.ingest_seconds += item.ingest_seconds
         self.block.moved_bytes += item.moved_bytes

@@ -47,6 +47,7 @@ class Outcome:
     ingest_seconds: float
     ingested: int  # feature rows that the draft took in
     verify_seconds: float
+    confidences: tuple[float, ...] = ()  # of the `offered`, as the draft states them; none: empty
 
     @property
     def accepted(self) -> int:
@@ -59,6 +60,13 @@ class WidthPolicy(Protocol):
 
     def choose(self, situation: Situation) -> Choice:
         """Rows of the next round; changes nothing that a second call would answer otherwise."""
+        ...
+
+    def cut(self, choice: Choice, confidences: tuple[float, ...]) -> int:
+        """Rows to verify of the round chosen, now that the draft says how sure it is of each slot.
+
+        ``choice.verify``, or fewer; nothing is changed.
+        """
         ...
 
     def note(self, outcome: Outcome) -> None:
@@ -79,6 +87,10 @@ class FixedWidth:
     def choose(self, situation: Situation) -> Choice:
         rows = max(1, min(self._rows, situation.block_size, situation.budget))
         return Choice(rows, rows)
+
+    def cut(self, choice: Choice, confidences: tuple[float, ...]) -> int:
+        del confidences  # so many rows were asked for
+        return choice.verify
 
     def note(self, outcome: Outcome) -> None:
         pass

@@ -84,7 +84,8 @@ class Rounds:
         """Send the block of this round: the pending token, then proposals and guesses."""
         journal, block, base = self._journal, self._draft.block, self._journal.committed
         budget = self._limit - journal.emitted
-        block.proposed = block.offered[: (self._choice.verify - 1) * WIDTH]
+        rows = self._policy.cut(self._choice, block.confidences)
+        block.proposed = block.offered[: (rows - 1) * WIDTH]
         self._guesses.complete(block, journal, min(budget, target.max_width) - 1)
         block.chain = len(block.proposed) // WIDTH
         self.shape.complete(block, Room(base, budget - 1, target.max_width))
@@ -167,6 +168,7 @@ def _outcome(asked: VerifyItem, item: Verdict, block: Block) -> Outcome:
         ingest_seconds=block.ingest_seconds,
         ingested=block.ingested,
         verify_seconds=item.seconds,
+        confidences=block.confidences,
     )
 
 

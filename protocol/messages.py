@@ -63,6 +63,7 @@ Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 BlockWidth = Annotated[int, Meta(ge=0, le=MAX_TOKENS_A_ROUND)]
 TreeVerify = Literal["chain", "tree", "auto"]  # auto: a tree where that emits more tokens a second
 TreeBudget = Annotated[int, Meta(ge=1, le=MAX_TOKENS_A_ROUND - 1)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Logprob = Annotated[float, Meta(ge=LEAST_LOGPROB, le=0.0)]
 Logprobs = Annotated[int, Meta(ge=-1, le=MAX_LOGPROBS)]
 
@@ -501,12 +502,14 @@ class ProposedItem(Item, frozen=True, kw_only=True):
     """``width - 1`` proposed ids for positions ``base_pos + 1 ..``; times of the draft's engine.
 
     Where they were asked for: `top_ids` of each slot, the first being the proposed one, and
-    `top_logprobs`, slot by slot, likeliest first.
+    `top_logprobs`, slot by slot, likeliest first. A network that can tell states `confidences`: of
+    each slot how likely its id is the target's, all before it being so.
     """
 
     tokens: TokenBytes
     top_ids: TokenBytes = b""
     top_logprobs: Annotated[tuple[Logprob, ...], Meta(max_length=MAX_ALTERNATIVES)] = ()
+    confidences: Annotated[tuple[Share, ...], Meta(max_length=MAX_TOKENS_A_ROUND)] = ()
     context_rows: Count
     draft_seconds: Seconds
     ingest_seconds: Seconds

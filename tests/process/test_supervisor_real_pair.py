@@ -4,7 +4,9 @@ import os
 import signal
 
 import pytest
+from support.gguf_drafts import write_llama_cpp
 from support.supervised import Client, plan_for
+from support.tiny_draft import DSPARK
 from support.tiny_pair import write_pair
 
 from launch.supervisor import Supervisor
@@ -114,6 +116,19 @@ def test_a_draft_that_agrees_with_nothing_is_called_a_wrong_pair(folders, alone)
     figures = client.finished.statistics
     assert (figures.mode, figures.mode_reason) == ("speculative", status.mode_reason)
     assert client.tokens == alone[tuple(PROMPT)]
+
+
+def test_a_draft_with_a_head_of_its_own_serves_from_a_gguf_file(tmp_path, alone):
+    target, folder = write_pair(tmp_path, base=DSPARK)
+    draft = write_llama_cpp(folder, tmp_path / "draft.gguf")
+    with Supervisor(plan_for(target, draft)) as pair:
+        pair.wait_ready()
+        client = Client(pair, 1).submit(PROMPT, 60).finish()
+        figures = client.finished.statistics
+        assert client.tokens == alone[tuple(PROMPT)]
+        assert (figures.mode, figures.num_draft_restarts) == ("speculative", 0)
+        assert figures.num_drafts > 0
+        assert max(len(piece.proposed) for piece in client.pieces) == 6 * 4  # every row predicts
 
 
 @pytest.mark.fault

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launch.auto_width import Experience
-from launch.policy import AUTO, Outcome, Situation
+from launch.policy import AUTO, Choice, Outcome, Situation
 
 FOLDER = Path(__file__).parents[1] / "data" / "width_traces"
 
@@ -53,9 +53,14 @@ class Played:
     rounds: list[tuple[int, int, float]] = field(default_factory=list)  # position, width, seconds
 
 
-def play(trace, block_width=AUTO, *, noise=0.0, seed=0, experience=None, prices=None) -> Played:
-    """Decode all texts of `trace`, one request after the other, with one policy each."""
-    played, source = Played(), random.Random(seed)
+def play(
+    trace, block_width=AUTO, *, noise=0.0, seed=0, experience=None, prices=None, says=None
+) -> Played:
+    """Decode all texts of `trace`, one request after the other, with one policy each.
+
+    `says(right, slot, source)`: how sure the draft is of a slot of a block with so many right.
+    """
+    played, source, saying = Played(), random.Random(seed), random.Random(seed)
     experience = experience or Experience()
     experience.costs.note_hand_over("target", trace.prices.hand_over)
     experience.costs.note_hand_over("draft", trace.prices.hand_over)
@@ -64,11 +69,14 @@ def play(trace, block_width=AUTO, *, noise=0.0, seed=0, experience=None, prices=
         policy, at, known = experience.policy(block_width), 0, 0
         while at < len(right):
             choice = policy.choose(Situation(trace.block_size, len(right) - at, at))
+            slots = range(choice.propose - 1)
+            sure = tuple(says(right[at], slot, saying) for slot in slots) if says else ()
+            choice = Choice(choice.propose, policy.cut(choice, sure))
             costs = (prices(done + at) if prices else trace.prices).round(
                 choice.verify, choice.propose, at - known
             )
             jitter = [cost * (1 + noise * source.uniform(-1, 1)) for cost in costs]
-            outcome = _outcome(right, at, choice, jitter, at - known)
+            outcome = _outcome(right, at, choice, jitter, at - known, sure)
             if choice.propose > 1:
                 known = at
             policy.note(outcome)
@@ -90,7 +98,7 @@ def seconds_from(trace, width, start, end, rounds=None) -> tuple[float, int]:
     return seconds, at
 
 
-def _outcome(right, at, choice, costs, ingested):
+def _outcome(right, at, choice, costs, ingested, sure=()):
     """Token `p` of a text is `p` itself; a wrong proposal is -1."""
     rows = choice.verify
     offered = [at + 1 + i if i < right[at] else -1 for i in range(choice.propose - 1)]
@@ -106,6 +114,7 @@ def _outcome(right, at, choice, costs, ingested):
         ingest_seconds=ingest,
         ingested=ingested if choice.propose > 1 else 0,
         verify_seconds=verify,
+        confidences=sure,
     )
 
 

@@ -78,6 +78,8 @@ ASKED = ProposeItem(sequence=1, base_pos=5, pending=3, width=3, top_k=2)
         ({"top_ids": pack_ids([7, 7, 8, 2])}, "alternatives that differ"),
         ({"top_ids": pack_ids([7, VOCAB, 8, 2])}, "alternatives that differ"),
         ({"top_ids": pack_ids([1, 7, 8, 2])}, "not the proposed ones"),
+        ({"confidences": (0.0, 1.0)}, ""),
+        ({"confidences": (0.5,)}, "1 confidences for 2 ids"),
     ],
 )
 def test_alternatives_are_the_targets_ids_and_the_proposed_one_is_their_first(changes, words):
