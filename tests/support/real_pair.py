@@ -48,6 +48,7 @@ class Run:
     finish: str = ""
     proposed: tuple[bytes, ...] = ()
     kept: int = 0  # positions of the prompt that had state already
+    parents: tuple[bytes, ...] = ()  # of each round that verified a tree; empty for a chain
 
 
 def default_checkpoints(*, allow_pull: bool = False) -> Checkpoints:
@@ -85,6 +86,8 @@ class RealPair:
             target.ring.shape.capacity,
             target.max_width,
             target.exactness.kind,
+            tree_verify=target.supports_tree_verify,
+            tree_detail=target.tree_detail,
         )
 
     @property
@@ -100,18 +103,19 @@ class RealPair:
         speculative: bool,
         sampling=None,
         block_width=FULL,
+        draft=None,
         **options,
     ) -> Run:
         """Text of at most `max_tokens` tokens, greedy unless `sampling` says otherwise.
 
-        `options` are further ones of `run_spec_decode`.
+        `draft` stands in for the pair's own; `options` are further ones of `run_spec_decode`.
         """
         self.last_sequence += 1
         pieces = []
         began = time.perf_counter()
         result = run_spec_decode(
             self.engine,
-            self.draft if speculative else None,
+            (draft or self.draft) if speculative else None,
             prompt,
             max_tokens,
             facts=self._facts,
@@ -133,6 +137,7 @@ class RealPair:
             result.finish_reason,
             tuple(piece.proposed for piece in rounds),
             result.statistics.num_kept_tokens,
+            tuple(piece.parents for piece in rounds),
         )
 
     def target_gap(self, text, *tokens: int) -> float:

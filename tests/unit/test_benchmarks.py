@@ -202,7 +202,7 @@ def test_a_tree_is_played_over_the_same_answers_as_its_chain():
     tokens = list(range(40))
     # The right token is the second of every slot: a chain never has it, a tree of 8 rows often.
     slots = [
-        [Slot((90 + at, step + at + 1), (-0.7, -0.8)) for at in range(4)] for step in range(39)
+        [[Slot((90 + at, step + at + 1), (-0.7, -0.8)) for at in range(4)]] for step in range(39)
     ]
     text = tree.Text(tokens, slots)
     assert tree.play([text], 5, 4, branches=False) == 1.0
@@ -210,3 +210,25 @@ def test_a_tree_is_played_over_the_same_answers_as_its_chain():
     found = tree.compare([text])
     assert found["4"]["chain"] == 1.0
     assert found["24"]["tree"] >= found["8"]["tree"]
+
+
+def test_a_tree_at_a_temperature_is_played_with_the_part_that_is_right_at_each_slot():
+    tokens = list(range(200))
+    # Asked at the whole temperature the draft is always right, at less of it never.
+    slots = [
+        [
+            [Slot((step + at + 1 if part == 2 else 900, 901), (-0.1, -2.0)) for at in range(4)]
+            for part in range(3)
+        ]
+        for step in range(199)
+    ]
+    text = tree.Text(tokens, slots)
+    assert tree.play([text], 5, 4, part=0) == 1.0
+    assert tree.play([text], 5, 4, part=2) > 4.8
+    assert tree.play([text], 5, 4, part=3) > 3.5
+    assert set(tree.compare_all([text], 0.7)) == {
+        "coupled at 0",
+        "coupled at 0.5",
+        "coupled at 1",
+        tree.ONLINE,
+    }

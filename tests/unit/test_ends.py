@@ -1,22 +1,65 @@
 """After any end both engines hold the state of a fresh prefill of the prompt and all but one token.
 
-The pair is exact, so that equal means bit for bit: K/V and feature rows of the target, and, once
-both go on with the same tokens, the draft's K/V, its proposals and the text.
+At chain, at tree and one token at a time. The pair is exact, so that equal means bit for bit: K/V
+and feature rows of the target, and, once both go on with the same tokens, the draft's K/V, its
+proposals and the text.
 """
 
 import itertools
+from dataclasses import dataclass
 
 import msgspec
 import pytest
 import torch
 from support.kept_pair import LONG, PIECE, held, kept_pair, last_slot
 
+from draft_daemon.engine import Engine
+from launch.token_ids import pack_ids, unpack_ids
 from protocol.messages import Sampling
 
 PROMPT, MOST, MORE = LONG[:37], 24, 32
 SAMPLINGS = {
     "greedy": Sampling(),
     "warm": Sampling(temperature=0.8, top_p=0.95, seed=11, presence_penalty=0.4),
+}
+
+
+@dataclass
+class Knowing:
+    """The pair's own draft, with the text's next token as its second id at every other slot."""
+
+    draft: Engine
+    text: tuple[int, ...]
+
+    def __getattr__(self, name):
+        return getattr(self.draft, name)
+
+    def propose(self, item):
+        made = self.draft.propose(item)
+        few, ids = item.top_k, list(unpack_ids(made.top_ids))
+        if not few:
+            return made
+        at = item.base_pos + 1 - len(PROMPT)
+        for slot, token in enumerate(self.text[at : at + item.width - 1]):
+            first, rank = slot * few, (at + slot) % 2
+            others = [one for one in ids[first : first + few] if one != token]
+            ids[first : first + few] = [*others[:rank], token, *others[rank:]][:few]
+        changed = {"tokens": pack_ids(ids[::few]), "top_ids": pack_ids(ids)}
+        return msgspec.structs.replace(made, **changed)
+
+
+# How many tokens a round gets, and in what shape: hints make blocks of accepted tokens, and of a
+# tree the right token is now the chain's, now a branch.
+SHAPES = {
+    "chain": lambda pair, text: {"hint_tokens": dict(enumerate(text))},
+    "tree": lambda pair, text: {
+        "draft": Knowing(pair.draft, text),
+        "verify": "tree",
+        "top_k": 3,
+        "tree_budget": pair.target.max_width - 1,
+        "block_width": 3,
+    },
+    "": lambda pair, text: {},  # one token at a time
 }
 
 
@@ -60,28 +103,29 @@ REASONS = {"budget": "length", "cancel": "cancelled"}
 
 
 @pytest.mark.parametrize(
-    ("kind", "speculative"), [("greedy", True), ("warm", True), ("warm", False)]
+    ("kind", "shape"),
+    [("greedy", "chain"), ("warm", "chain"), ("greedy", "tree"), ("warm", "tree"), ("warm", "")],
 )
 @pytest.mark.parametrize("end", [1, 2, 5, 9])
 @pytest.mark.parametrize("how", ENDS)
-def test_after_any_end_the_state_of_both_is_that_of_a_fresh_prefill(
-    pair, how, end, kind, speculative
-):
-    """Hints make blocks of several accepted tokens, so that ends fall anywhere inside them."""
+def test_after_any_end_the_state_of_both_is_that_of_a_fresh_prefill(pair, how, end, kind, shape):
+    """Rounds accept several tokens, so that ends fall anywhere inside them."""
     sampling = SAMPLINGS[kind]
     text = pair.run(PROMPT, MOST, speculative=False, sampling=sampling).token_ids
-    hints = dict(enumerate(text)) if speculative else {}
     tokens, choice, options = ENDS[how](text, end)
     ended = pair.run(
         PROMPT,
         tokens,
-        speculative=speculative,
+        speculative=bool(shape),
         sampling=msgspec.structs.replace(sampling, **choice),
-        hint_tokens=hints,
         retain=True,
+        **SHAPES[shape](pair, text),
         **options,
     )
     got = ended.token_ids
+    if shape and end > 2:
+        assert max(ended.rounds) > 1
+        assert any(ended.parents) == (shape == "tree")
     assert ended.finish == REASONS.get(how, "stop")
     assert got == text[: len(got)]
     if how != "cancel":  # which takes effect behind the round that is under way
