@@ -61,7 +61,7 @@ def load_draft(
     """
     config = read_draft_config(folder)
     vocabulary = _vocabulary(config, read_vocab(vocab, folder), device)
-    network: type[DraftNetwork] = plugins.load(NETWORKS, config.network, "NETWORK", DraftNetwork)
+    network = find_network(config)
     with Renamed(open_draft(folder), network.aliases) as source:
         shapes = dict(network.shapes(config))
         if config.reduced_vocabulary:
@@ -80,6 +80,12 @@ def load_draft(
         loader.taken_bytes + rows * config.hidden_size * dtype.itemsize,
         vocabulary,
     )
+
+
+def find_network(config: DraftCheckpointConfig) -> type[DraftNetwork]:
+    """The class that runs this checkpoint."""
+    found: type[DraftNetwork] = plugins.load(NETWORKS, config.network, "NETWORK", DraftNetwork)
+    return found
 
 
 class _Loader:

@@ -8,19 +8,22 @@ from typing import Final, assert_never
 
 import torch
 
-from draft_daemon.checkpoint import LoadedDraft, load_draft
+from draft_daemon.checkpoint import LoadedDraft, find_network, load_draft
 from draft_daemon.engine import Engine, first_forward
 from draft_daemon.golden import compare
 from draft_daemon.lexicon import lexicon
+from draft_daemon.memory_plan import plan
 from protocol import host_facts
 from protocol.boundary import each
-from protocol.checkpoints.draft_config import TargetFacts, check_pair
+from protocol.checkpoints.draft_config import TargetFacts, check_pair, read_draft_config
+from protocol.checkpoints.draft_vocab import read_vocab
 from protocol.config import Deadlines, DraftConfig
 from protocol.cpu import resolve_dtype, usable_cores
 from protocol.daemon_main import Progress
 from protocol.errors import ProtocolError, StaleMessage
 from protocol.feature_ring import RingShape
 from protocol.listening import keyring
+from protocol.memory import MemoryPlan
 from protocol.messages import (
     MAX_TOP_K,
     WIRE_VERSION,
@@ -198,12 +201,16 @@ class DraftDaemon:
 
 @contextmanager
 def load_daemon(config: DraftConfig, progress: Progress) -> Iterator[DraftDaemon]:
-    """Load the draft that `config` names, and let go of the target's memory at the end."""
+    """Load the draft that `config` names, and let go of the target's memory at the end.
+
+    Raises InsufficientMemory before anything is loaded, and what `load_draft` raises.
+    """
     began = perf_counter()
     progress(0, LOAD_STEPS)
     torch.set_num_threads(config.threads or usable_cores())
     device = open_device(config.device)
     dtype = getattr(torch, resolve_dtype(config.dtype, config.device))
+    progress(0, 0, _plan(config, dtype).check(device.available()))
     draft = load_draft(Path(config.draft), dtype, device.torch, config.vocab)
     first_forward(draft)  # before anybody is told that this draft is ready
     progress(LOAD_STEPS, LOAD_STEPS)
@@ -212,3 +219,9 @@ def load_daemon(config: DraftConfig, progress: Progress) -> Iterator[DraftDaemon
         yield daemon
     finally:
         daemon.close()
+
+
+def _plan(config: DraftConfig, dtype: torch.dtype) -> MemoryPlan:
+    folder = Path(config.draft)
+    facts, vocabulary = read_draft_config(folder), read_vocab(config.vocab, folder)
+    return plan(facts, find_network(facts), config, dtype, len(vocabulary))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from launch.casting import Casting
 from launch.daemon_process import Event, Lost, Present
@@ -36,6 +36,8 @@ from protocol.messages import DaemonStatus, DraftHello, Failed, LinkMessage, Sta
 from protocol.placement import Placement
 
 ABSENT: Final = DaemonStatus(stage="absent", reason="", life=0, pid=None)
+Step: TypeAlias = status.Loading
+NO_STEP: Final = Step(done=0, total=0)
 NO_DRAFT: Final = "no draft was asked for"
 LOADING: Final = "the draft is still loading"
 DRAFT_PARKED: Final = "the draft is parked"
@@ -221,8 +223,8 @@ class Crew:
 
     def _on_event(self, peer: Peer, event: Event) -> None:
         match event:
-            case status.Loading(done=done, total=total):
-                self._tell(peer, done, total)
+            case Step():
+                self._tell(peer, event)
             case status.Ready():
                 self._lives.note_loaded(peer)
                 self._introductions.greet(peer, self._plan.deadlines.hello)
@@ -289,7 +291,7 @@ class Crew:
         if tied is not None:
             self._lives.lose(tied, DaemonDied(TIED), kill=True)
 
-    def _tell(self, peer: Peer, done: int = 0, total: int = 0) -> None:
-        detail = str(peer.error or "")
-        step = Loading(role=peer.role, stage=peer.stage, done=done, total=total, detail=detail)
-        self._owner.on_loading(step)
+    def _tell(self, peer: Peer, step: Step = NO_STEP) -> None:
+        counts = {"done": step.done, "total": step.total}
+        why = step.detail or str(peer.error or "")
+        self._owner.on_loading(Loading(role=peer.role, stage=peer.stage, detail=why, **counts))

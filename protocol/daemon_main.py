@@ -43,9 +43,16 @@ from protocol.status import LoadFailed, Loading, Ready
 
 Request = TypeVar("Request", bound=LinkMessage)
 Handled_contra = TypeVar("Handled_contra", bound=LinkMessage, contravariant=True)
-Progress = Callable[[int, int], None]
 
 log = logging.getLogger(__name__)
+
+
+class Progress(Protocol):
+    """What a daemon calls between two steps of its load; that is where an end is noticed."""
+
+    def __call__(self, done: int, total: int, detail: str = "", /) -> None:
+        """`done` of `total` steps; without any, `detail` says in words what comes."""
+        ...
 
 
 class Daemon(Protocol[Handled_contra]):
@@ -125,9 +132,9 @@ def _serve(
     if isinstance(config, DraftConfig):
         socket = config.socket  # two drafts share a run directory while one takes over
 
-    def progress(done: int, total: int) -> None:
+    def progress(done: int, total: int, detail: str = "", /) -> None:
         standing.endings.check()
-        status.write(Loading(done=done, total=total))
+        status.write(Loading(done=done, total=total, detail=detail))
         notifier.loading(f"loading: {done} of {total}")
 
     with ExitStack() as stack:

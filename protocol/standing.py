@@ -95,6 +95,8 @@ class StatusStream:
 
     def _say(self, status: Status) -> None:
         match status:
+            case Loading(total=0, detail=detail):
+                log.info("%s", detail)
             case Loading(done=done, total=total):
                 now = time.monotonic()
                 if done == total or now - self._said >= STEP_SECONDS:

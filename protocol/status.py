@@ -11,16 +11,22 @@ MAX_LINE_BYTES: Final = 1 << 16
 
 
 class StatusLine(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event"
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="event",
+    omit_defaults=True,
 ):
     """Base of the status lines; the key ``event`` names which."""
 
 
 class Loading(StatusLine, frozen=True, kw_only=True, tag="loading"):
-    """`done` of `total` steps of the load."""
+    """`done` of `total` steps of the load; without any, `detail` says in words what comes."""
 
     done: Count
     total: Count
+    detail: Text = ""
 
 
 class Ready(StatusLine, frozen=True, kw_only=True, tag="ready"):

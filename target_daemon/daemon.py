@@ -46,7 +46,7 @@ from target_daemon.checks import Limits
 from target_daemon.engine import Engine
 from target_daemon.families.base import NativeTarget, load_target
 from target_daemon.lending import Lender
-from target_daemon.memory_plan import Available, available, plan
+from target_daemon.memory_plan import plan
 from target_daemon.rollback import Way, settle
 
 log = logging.getLogger(__name__)
@@ -186,7 +186,8 @@ def load_daemon(config: TargetConfig, progress: Progress) -> Iterator[TargetDaem
     torch.set_num_threads(config.threads or usable_cores())
     device = open_device(config.device)
     model = read_model_config(Path(config.model))
-    plan(model, config, resolve_dtype(config.dtype, config.device)).check(_memory(device))
+    counted = plan(model, config, resolve_dtype(config.dtype, config.device))
+    progress(0, 0, counted.check(device.available()))
     offered = host_transport(config.device, config.draft_device, config.listen)
     host = find_transport(offered).host(Path(config.run_dir), device.name, config.hand_over)
     try:
@@ -198,12 +199,6 @@ def load_daemon(config: TargetConfig, progress: Progress) -> Iterator[TargetDaem
         yield TargetDaemon(config, target, host, perf_counter() - started, way, device)
     finally:
         host.close()
-
-
-def _memory(device: Device) -> Available:
-    if device.free_bytes is None:
-        return available()
-    return Available(device.free_bytes, f"free memory of {device.name}")
 
 
 def _check(config: TargetConfig) -> None:

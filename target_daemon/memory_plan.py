@@ -1,84 +1,18 @@
-"""What a target will need, computed from its config before anything is loaded.
-
-Pages are touched lazily, so a load that fits today may die in the middle of a long prompt
-tomorrow: everything is counted in full, and what does not fit is refused with the arithmetic.
-"""
+"""What a target will need, computed from its config before anything is loaded."""
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from protocol.checkpoints.target_config import ModelConfig
 from protocol.checkpoints.tensors import open_tensors
 from protocol.config import TargetConfig
-from protocol.errors import InsufficientMemory
 from protocol.gpu import is_gpu
+from protocol.memory import Line, MemoryPlan, counted
 
 SIZES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 ID_BYTES: Final = 8
-UNLIMITED: Final = 1 << 62  # cgroup v1 states "no limit" as a huge number
-MEGABYTE: Final = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One part of the plan: ``factors`` multiply to `size` bytes."""
-
-    name: str
-    size: int
-    arithmetic: str
-
-
-@dataclass(frozen=True, slots=True)
-class Available:
-    """Bytes that this process may still take, and what says so."""
-
-    size: int
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """The lines of one target, and the context and slots that they are for."""
-
-    lines: tuple[Line, ...]
-    positions: int
-    slots: int
-    fixed: int  # bytes without any context
-    per_position: int  # bytes that each position of context costs, in all slots
-
-    @property
-    def needed(self) -> int:
-        """Bytes in all."""
-        return sum(line.size for line in self.lines)
-
-    def check(self, available: Available) -> None:
-        """Raise InsufficientMemory, with every line and a remedy, where `available` is less."""
-        if self.needed <= available.size:
-            return
-        width = max(len(line.name) for line in self.lines)
-        rows = [
-            f"  {line.name:<{width}}  {_megabytes(line.size):>12}  = {line.arithmetic}"
-            for line in self.lines
-        ]
-        raise InsufficientMemory(
-            f"the target needs {_megabytes(self.needed)}, and {_megabytes(available.size)} are "
-            f"available ({available.source})\n" + "\n".join(rows) + "\n" + self._remedy(available)
-        )
-
-    def _remedy(self, available: Available) -> str:
-        fits = max(0, available.size - self.fixed) // self.per_position
-        if fits:
-            return (
-                f"A context of at most {fits:,} tokens fits (now {self.positions:,}, in "
-                f"{self.slots} slots); fewer slots or --dtype bfloat16 need less, too."
-            )
-        return (
-            f"Even without any context {_megabytes(self.fixed)} are needed: free memory, use fewer "
-            f"slots (now {self.slots}), --dtype bfloat16, or a smaller model."
-        )
 
 
 def plan(
@@ -90,10 +24,9 @@ def plan(
     every layer had full attention; CheckpointError where the files cannot be read.
     """
     positions = min(config.max_positions or model.max_positions, model.max_positions)
-    fixed, first = (sum(line.size for line in _lines(model, config, dtype, n)) for n in (0, 1))
-    return MemoryPlan(
-        _lines(model, config, dtype, positions), positions, config.slots, fixed, first - fixed
-    )
+    fixed, first = (sum(part.size for part in _lines(model, config, dtype, n)) for n in (0, 1))
+    lines = _lines(model, config, dtype, positions)
+    return MemoryPlan("target", lines, positions, config.slots, fixed, first - fixed)
 
 
 def _lines(
@@ -124,10 +57,10 @@ def _general_lines(
     scores = 2 * model.num_heads * rows * positions * SIZES["float32"]
     logits = 2 * rows * model.vocab_size * SIZES["float32"]
     return (
-        _line("weights", (weights, "weights"), (size, "bytes")),
-        _line("embedding and head, moved", (2, "tables"), *table),
+        counted("weights", (weights, "weights"), (size, "bytes")),
+        counted("embedding and head, moved", (2, "tables"), *table),
         # They grow by concatenation: the old rows live until the new ones are written.
-        _line(
+        counted(
             "keys and values",
             (config.slots, "slots"),
             (positions, "positions"),
@@ -137,7 +70,9 @@ def _general_lines(
         ),
         _ring(model, config, size),
         *_prefixes(config),
-        _line("token ids", (config.slots, "slots"), (positions, "positions"), (ID_BYTES, "bytes")),
+        counted(
+            "token ids", (config.slots, "slots"), (positions, "positions"), (ID_BYTES, "bytes")
+        ),
         Line(
             "working memory",
             logits + scores + 16 * rows * wide * size,
@@ -152,16 +87,16 @@ def _weights(model: ModelConfig, dtype: str) -> Iterator[Line]:
     stored = model.dtype if model.dtype in SIZES else "bfloat16"
     attention = 2 * hidden * model.head_dim * (model.num_heads + model.num_kv_heads)
     layer = attention + 3 * hidden * model.intermediate_size + 2 * hidden
-    yield _line("layers", (model.num_layers, "layers"), (layer, "weights"), (size, "bytes"))
+    yield counted("layers", (model.num_layers, "layers"), (layer, "weights"), (size, "bytes"))
     table = ((model.vocab_size, "ids"), (hidden, "wide"))
-    yield _line("embedding", *table, (SIZES[str(stored)], f"bytes ({stored})"))
+    yield counted("embedding", *table, (SIZES[str(stored)], f"bytes ({stored})"))
     # A tied head that can be the embedding itself costs nothing; else it is laid out once more.
     if not model.tied or stored != dtype or dtype == "float32":
-        yield _line("head", *table, (size, f"bytes ({dtype})"))
+        yield counted("head", *table, (size, f"bytes ({dtype})"))
 
 
 def _key_values(model: ModelConfig, slots: int, positions: int, size: int) -> Line:
-    return _line(
+    return counted(
         "keys and values",
         (slots, "slots"),
         (positions, "positions"),
@@ -172,7 +107,7 @@ def _key_values(model: ModelConfig, slots: int, positions: int, size: int) -> Li
 
 
 def _ring(model: ModelConfig, config: TargetConfig, size: int) -> Line:
-    return _line(
+    return counted(
         "feature ring",
         (config.slots, "slots"),
         (config.ring_window + _widest(config), "rows"),
@@ -185,7 +120,7 @@ def _exported(model: ModelConfig, config: TargetConfig, size: int) -> Iterator[L
     """On a GPU a draft may write what it maps, so that it gets copies of embedding and head."""
     if is_gpu(config.device) and config.taps:
         table = ((model.vocab_size, "ids"), (model.hidden_size, "wide"), (size, "bytes"))
-        yield _line("embedding and head, exported", (2, "tables"), *table)
+        yield counted("embedding and head, exported", (2, "tables"), *table)
 
 
 def _prefixes(config: TargetConfig) -> Iterator[Line]:
@@ -218,69 +153,3 @@ def _working(model: ModelConfig, config: TargetConfig, positions: int, size: int
 
 def _widest(config: TargetConfig) -> int:
     return max(config.prefill_chunk, config.block_size)
-
-
-def _line(name: str, *factors: tuple[int, str]) -> Line:
-    size = 1
-    for factor, _ in factors:
-        size *= factor
-    return Line(name, size, " x ".join(f"{factor:,} {unit}" for factor, unit in factors))
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / MEGABYTE:,.1f} MB"
-
-
-def available(root: Path = Path("/")) -> Available:
-    """The least of what the kernel has available and what every enclosing cgroup leaves.
-
-    `root` stands for the file system's root, for tests. File pages that the kernel can drop at
-    any time do not count as used.
-    """
-    found = [*_kernel(root), *_cgroups(root)]
-    return min(found, key=lambda one: one.size, default=Available(UNLIMITED, "no limit is known"))
-
-
-def _kernel(root: Path) -> Iterator[Available]:
-    for line in _text(root / "proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            yield Available(int(line.split()[1]) * 1024, "MemAvailable")
-
-
-def _cgroups(root: Path) -> Iterator[Available]:
-    base = root / "sys/fs/cgroup"
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            yield from _walk(base, path, ("memory.max", "memory.current", "inactive_file"))
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            yield from _walk(base / "memory", path, names)
-
-
-def _walk(base: Path, path: str, names: tuple[str, str, str]) -> Iterator[Available]:
-    """The limits from the group at `path` up to `base`; the path may be another namespace's."""
-    folder = base / path.strip("/")
-    for group in (folder, *folder.parents):
-        limit, used = (_text(group / name).strip() for name in names[:2])
-        if limit.isdigit() and used.isdigit() and int(limit) < UNLIMITED:
-            cached = _statistic(group / "memory.stat", names[2])
-            left = int(limit) - max(0, int(used) - cached)
-            yield Available(max(0, left), f"limit of cgroup {group.relative_to(base)}")
-        if group == base:
-            return
-
-
-def _statistic(path: Path, name: str) -> int:
-    for line in _text(path).splitlines():
-        key, _, value = line.partition(" ")
-        if key == name:
-            return int(value)
-    return 0
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""

@@ -8,6 +8,7 @@ import torch
 
 from protocol import gpu
 from protocol.errors import ConfigError
+from protocol.memory import Available, available
 from protocol.messages import GpuFacts
 from protocol.transports.cuda_runtime import (
     CudaError,
@@ -29,6 +30,12 @@ class Device:
     name: str  # "cpu", or "cuda:<uuid>": the same in every process
     facts: GpuFacts | None = None
     free_bytes: int | None = None  # of a GPU, when it was opened
+
+    def available(self) -> Available:
+        """Memory that this process may still take there."""
+        if self.free_bytes is None:
+            return available()
+        return Available(self.free_bytes, f"free memory of {self.name}")
 
 
 HOST = Device(torch.device(gpu.CPU), gpu.CPU)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from protocol.errors import CheckpointError, ConfigError, InsufficientMemory, UnsupportedModel
+from protocol.memory import available
 from protocol.transports.base import FeatureHost, WeightSpec
 from target_daemon.adapter import library as foreign
 from target_daemon.adapter import parts
@@ -26,7 +27,6 @@ from target_daemon.adapter.measure import Watched, embedding_scale
 from target_daemon.adapter.probe import SLOT, settle
 from target_daemon.capture import open_capture
 from target_daemon.families.base import ANY, Family, LoadRequest, NativeTarget
-from target_daemon.memory_plan import available
 from target_daemon.target import Logits
 
 ALL_LOGITS: Final = 0  # what `logits_to_keep` means by 0

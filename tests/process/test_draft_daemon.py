@@ -84,7 +84,9 @@ def proposed(daemon, sequence, base, *, pending=7, width=6):
 
 
 def test_it_says_what_it_loaded(daemon, folder):
-    assert daemon.status == [Loading(done=0, total=1), Loading(done=1, total=1), Ready()]
+    first, told, *others = daemon.status
+    assert told.detail.startswith("memory: ")
+    assert [first, *others] == [Loading(done=0, total=1), Loading(done=1, total=1), Ready()]
     hello = daemon.hello()
     assert isinstance(hello, DraftHello)
     assert (hello.wire_version, hello.nonce, hello.draft_life) == (WIRE_VERSION, NONCE, DRAFT_LIFE)

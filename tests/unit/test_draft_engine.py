@@ -487,7 +487,7 @@ def test_a_network_that_cannot_compute_fails_before_it_is_ready(tmp_path, monkey
     config = DraftConfig(draft=str(folder), run_dir="", life=1, threads=threads)
     steps = []
     with load_daemon(config, lambda *step: steps.append(step)):
-        assert steps == [(0, 1), (1, 1)]
+        assert [step for step in steps if step[1]] == [(0, 1), (1, 1)]
     monkeypatch.setattr(DFlash, "block", refuse)
     with pytest.raises(RuntimeError, match="primitive"), load_daemon(config, lambda *_: None):
         pass

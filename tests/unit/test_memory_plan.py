@@ -5,7 +5,8 @@ import pytest
 from protocol.checkpoints.target_config import parse_model_config
 from protocol.config import TargetConfig
 from protocol.errors import InsufficientMemory
-from target_daemon.memory_plan import Available, available, plan
+from protocol.memory import Available, available
+from target_daemon.memory_plan import plan
 
 RAW = {
     "model_type": "llama",

@@ -24,12 +24,13 @@ from protocol.errors import (
     InternalError,
     UnsupportedModel,
 )
+from protocol.memory import Available
 from target_daemon.adapter import parts
 from target_daemon.adapter.caches import SlotCaches
 from target_daemon.adapter.library import import_library
 from target_daemon.adapter.probe import settle
 from target_daemon.families import base, transformers_model
-from target_daemon.memory_plan import Available, plan
+from target_daemon.memory_plan import plan
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # that library's own
