@@ -10,9 +10,9 @@ import torch
 from support.command import InProcess, dflashd
 from support.served import ARGUMENTS, ENVIRONMENT, supervisor
 from support.targets import load
+from support.terminal import Terminal
 from support.tiny_pair import VOCAB
 from support.tiny_text import CHARACTERS, TEMPLATE, edit_json, text_of, write_speaking_pair
-from support.typing import Terminal
 from support.waiting import until
 
 from launch import exit_codes
