@@ -107,12 +107,13 @@ class Engine:
         """
         keys, values = self._network.project_context(rows, 0)
         self._context.write(SCRATCH, 0, keys, values)
-        rows_by_place = []
+        config, rows_by_place = self._config, []
         for base in reversed(places):  # a block destroys context rows of its own and later ones
-            block = torch.full((1 + self._config.first_slot,), self._config.mask_token_id)
+            block = torch.full((2 - config.sample_from_anchor,), config.mask_token_id)
             block[0] = ids[base]
             view = self._context.view(SCRATCH, base, len(block), self._context.window)
-            rows_by_place.append(self._network.block(self._lexicon.embed(block), view)[-1:])
+            rows = self._network.block(self._lexicon.embed(block), view)
+            rows_by_place.append(rows[config.first_slot : config.first_slot + 1])
         self._context.reset(SCRATCH)
         hidden = torch.cat(rows_by_place[::-1])
         if self._walker is None:

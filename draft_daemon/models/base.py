@@ -14,6 +14,7 @@ from torch import Tensor
 
 from draft_daemon.context import BlockView
 from protocol.checkpoints.draft_facts import DraftCheckpointConfig
+from protocol.kernels.linear import Linear, adopt
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +83,16 @@ class DraftNetwork(ABC):
         """What stands behind the target's head, where `needs_logits`."""
         del lent
         raise NotImplementedError(f"{type(self).__name__} corrects no scores")
+
+
+def rows_of(product: Linear, lent: Lent, *, reduced: bool) -> Linear:
+    """The rows of `product` that belong to the ids that are scored; copied once, if not all are.
+
+    `reduced`: whether its rows are those of the draft's own vocabulary, as the scores are.
+    """
+    weight = product.weight if product.transposed else product.weight.t()  # [in, rows]
+    if reduced or (lent.ids is None and lent.count == weight.shape[1]):
+        return product
+    kept = weight[:, : lent.count] if lent.ids is None else weight[:, lent.ids]
+    rows = (kept if product.transposed else kept.t()).contiguous()
+    return adopt(rows, transposed=product.transposed)

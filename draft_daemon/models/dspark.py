@@ -20,10 +20,10 @@ from typing import ClassVar, Final, Self
 import torch
 from torch import Tensor
 
-from draft_daemon.models.base import DraftHead, DraftNetwork, Lent, Scored
+from draft_daemon.models.base import DraftHead, DraftNetwork, Lent, Scored, rows_of
 from draft_daemon.models.dflash import DFlash
 from protocol.checkpoints.draft_facts import DraftCheckpointConfig
-from protocol.kernels.linear import Linear, adopt, pack
+from protocol.kernels.linear import Linear, pack
 
 PUBLISHED: Final = {
     "names": ("DSparkDraftModel", "DSparkSpeculator", "Qwen3DSparkModel", "dspark"),
@@ -112,19 +112,6 @@ class DSpark(DFlash):
     def head(self, lent: Lent) -> DraftHead:
         reduced = self._config.reduced_vocabulary
         return MarkovHead(self._markov, rows_of(self._markov.behind, lent, reduced=reduced))
-
-
-def rows_of(product: Linear, lent: Lent, *, reduced: bool) -> Linear:
-    """The rows of `product` that belong to the ids that are scored; copied once, if not all are.
-
-    `reduced`: whether its rows are those of the draft's own vocabulary, as the scores are.
-    """
-    weight = product.weight if product.transposed else product.weight.t()  # [in, rows]
-    if reduced or (lent.ids is None and lent.count == weight.shape[1]):
-        return product
-    kept = weight[:, : lent.count] if lent.ids is None else weight[:, lent.ids]
-    rows = (kept if product.transposed else kept.t()).contiguous()
-    return adopt(rows, transposed=product.transposed)
 
 
 class MarkovHead(DraftHead):

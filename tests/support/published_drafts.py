@@ -123,6 +123,18 @@ PUBLISHED |= {
             "projector_type": "dspark",
         },
     },
+    "z-lab, Domino": {
+        **PUBLISHED["z-lab, old places"],
+        "emb_dim": 256,
+        "dflash_config": {
+            **TAPS,
+            "projector_type": "domino",
+            "pure_draft_prefix_len": 1,
+            "emb_dim": 256,
+            "gru_hidden_dim": 1024,
+            "shift_label": True,
+        },
+    },
     "flat, DSpark": {
         **QWEN3_8B,
         **TAPS,
@@ -149,6 +161,7 @@ EXPECTED = {
     "z-lab, old places": ("dflash", (1, 9, 17, 25, 33), 16, 15, 1, 1e6),
     "z-lab, new places": ("dflash", (1, 16, 31, 46, 61), 16, 15, 1, 1e7),
     "z-lab, DFlash2": ("dflash2", (5, 19, 33, 47, 61), 8, 7, 1, 1e7),
+    "z-lab, Domino": ("domino", (1, 9, 17, 25, 33), 16, 15, 0, 1e6),
     "z-lab, DSpark": ("dspark", (1, 9, 17, 25, 33), 16, 16, 0, 1e6),
     "flat, DSpark": ("dspark", (1, 9, 17, 25, 33), 7, 7, 0, 1e6),
     "speculators, DSpark": ("dspark", (1, 9, 17, 25, 33), 8, 8, 0, 1e6),

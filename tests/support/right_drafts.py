@@ -57,3 +57,25 @@ def right_dspark(config, table, after):
         "markov_head.markov_w1.weight": torch.eye(config.vocab_size),
         "markov_head.markov_w2.weight": behind,
     }
+
+
+def right_domino(config, table, after):
+    """Of a GRU whose state is the last embedding, compared with those of all tokens in `table`.
+
+    The update gate keeps half of the state before, and what is new takes just that away again.
+    """
+    hidden, vocab = config.hidden_size, config.vocab_size
+    units = table / table.norm(dim=1, keepdim=True)
+    inputs, states = torch.zeros(3 * hidden, hidden), torch.zeros(3 * hidden, hidden)
+    inputs[2 * hidden :] = torch.eye(hidden) * 0.01 / table.abs().max()  # where tanh is straight
+    states[2 * hidden :] = -2 * torch.eye(hidden)  # times the reset gate, which is a half
+    behind = torch.zeros(vocab, vocab)
+    behind[after, torch.arange(vocab)] = GAIN
+    behind[0] = 0.0  # of what is not in the text there is nothing to say
+    return {
+        "norm.weight": torch.zeros(hidden),
+        "prefix_gru.weight_ih_l0": inputs,
+        "prefix_gru.weight_hh_l0": states,
+        "embed_proj.0.weight": torch.cat((torch.zeros(vocab, hidden), units * 1e4), dim=1),
+        "embed_proj.2.weight": behind,
+    }

@@ -81,7 +81,22 @@ DSPARK = {
         "confidence_head_with_markov": True,
     },
 }
-HEADS = {"dflash2": DFLASH2, "dspark": DSPARK}  # networks with a head of their own
+DOMINO = {
+    **Z_LAB,
+    "dflash_config": {
+        **Z_LAB["dflash_config"],
+        "projector_type": "domino",
+        "pure_draft_prefix_len": 1,
+        "emb_dim": 12,
+        "gru_hidden_dim": 16,
+        "shift_label": True,
+    },
+}
+HEADS = {
+    "dflash2": DFLASH2,
+    "domino": DOMINO,
+    "dspark": DSPARK,
+}  # networks with a head of their own
 
 
 def merged(base, **changes):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.real_pair import Checkpoints, real_pair
-from support.right_drafts import following, right_dflash2, right_dspark
-from support.tiny_draft import DFLASH2, DSPARK
-from support.tiny_pair import VOCAB, write_pair
+from support.right_drafts import following, right_dflash2, right_domino, right_dspark
+from support.tiny_draft import DFLASH2, DOMINO, DSPARK
+from support.tiny_pair import HIDDEN, VOCAB, write_pair
 
 from protocol.checkpoints.draft_config import read_draft_config
 from protocol.messages import Sampling
@@ -17,6 +17,11 @@ PROMPT = (5, 9, 17, 33, 65, 2, 4, 8, 16, 32, 64, 31)
 TOKENS = 60
 HEADS = {
     "dflash2": (DFLASH2, {"selector_rank": VOCAB, "selector_top_k": VOCAB}, right_dflash2),
+    "domino": (
+        DOMINO,
+        {"gru_hidden_dim": HIDDEN, "emb_dim": VOCAB, "pure_draft_prefix_len": 0},
+        right_domino,
+    ),
     "dspark": (DSPARK, {"markov_rank": VOCAB}, right_dspark),
 }
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, seed=11)
