@@ -46,6 +46,8 @@ class Plan(FrozenConfig, frozen=True, kw_only=True):
     prefill_chunk: Positive = 256
     ring_window: int = 0  # feature rows that stay readable; 0: as many as the draft attends to
     prefix_bytes: int = 0  # of kept prefixes outside the slots
+    prefix_folder: str = ""  # where they lie on disk; empty: nowhere
+    prefix_disk_bytes: int = 0  # in that folder
     draft_context: Positive = 4096  # rows of context the draft attends to
     golden: tuple[int, ...] = ()  # a prompt on which the draft is tried; see launch.golden
     cost_cache: str | None = None  # folder of prices; None: a pair begins without knowing any

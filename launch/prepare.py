@@ -71,6 +71,8 @@ def _target(plan: Plan, run_dir: Path, most: int) -> TargetConfig:
         prefill_chunk=plan.prefill_chunk,
         ring_window=window,
         prefix_bytes=plan.prefix_bytes,
+        prefix_folder=plan.prefix_folder,
+        prefix_disk_bytes=plan.prefix_disk_bytes,
         block_size=max(1, plan.widest),
         rollback=plan.rollback,
         log_level=plan.log_level,

@@ -71,6 +71,8 @@ class TargetConfig(FrozenConfig, frozen=True, kw_only=True):
     prefill_chunk: Positive = 256
     ring_window: Positive = 1024
     prefix_bytes: int = 0  # of kept prefixes outside the slots; 0: none are kept there
+    prefix_folder: str = ""  # where they lie on disk; empty: nowhere
+    prefix_disk_bytes: int = 0  # in that folder
     taps: tuple[int, ...] = ()
     block_size: int = 1  # widest block a Verify may carry
     mask_token_id: int = -1

@@ -11,7 +11,7 @@ import torch
 
 from protocol.boundary import each
 from protocol.checkpoints.target_config import read_model_config
-from protocol.config import TargetConfig
+from protocol.config import Deadlines, TargetConfig
 from protocol.cpu import resolve_dtype, usable_cores
 from protocol.daemon_main import Progress
 from protocol.errors import ConfigError
@@ -47,6 +47,8 @@ from target_daemon.engine import Engine
 from target_daemon.families.base import NativeTarget, load_target
 from target_daemon.lending import Lender
 from target_daemon.memory_plan import plan
+from target_daemon.prefix_folder import PrefixFolder
+from target_daemon.prefix_identity import prefix_identity
 from target_daemon.rollback import Way, settle
 
 log = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ BOUNDS: Final = {
     "max_positions": (0, (1 << 31) - 1),
     "mask_token_id": (-1, (1 << 31) - 1),
     "prefix_bytes": (0, 1 << 50),
+    "prefix_disk_bytes": (0, 1 << 60),
 }
 
 
@@ -73,6 +76,7 @@ class TargetDaemon:
         load_seconds: float,
         way: Way,
         device: Device = HOST,
+        shelf: PrefixFolder | None = None,
     ) -> None:
         self._device = device
         self._config = config
@@ -81,10 +85,14 @@ class TargetDaemon:
         self._load_seconds = load_seconds
         self._way = way
         limits = Limits(target.prefill_chunk, target.max_width, way.kind, config.prefix_bytes)
-        self._engine = Engine(target, limits, target.ring)
+        self._engine = Engine(target, limits, target.ring, shelf=shelf)
         self._lender = Lender(target, Path(config.model))
         self._life, self._nonce = config.life, -1
         self._extra: dict[int, Callable[[], None]] = {}
+
+    def keep(self) -> None:
+        """The process ends: what requests have left goes to the disk, as far as there is time."""
+        self._engine.kept.save_all(Deadlines().terminate / 2)
 
     def handle(self, message: AnyTargetRequest) -> TargetReply | FeatureReply:
         """Answer one message; the sequences of a list fail alone."""
@@ -196,9 +204,20 @@ def load_daemon(config: TargetConfig, progress: Progress) -> Iterator[TargetDaem
         way = settle(target, config.rollback)
         log.info("rejected rows are undone by %s: %s", way.kind, way.detail)
         _run_once(target)
-        yield TargetDaemon(config, target, host, perf_counter() - started, way, device)
+        shelf = _shelf(config, target)
+        loaded = perf_counter() - started
+        daemon = TargetDaemon(config, target, host, loaded, way, device, shelf)
+        yield daemon
+        daemon.keep()
     finally:
         host.close()
+
+
+def _shelf(config: TargetConfig, target: NativeTarget) -> PrefixFolder | None:
+    if not config.prefix_folder:
+        return None
+    identity = prefix_identity(target, Path(config.model))
+    return PrefixFolder.open(Path(config.prefix_folder), identity, config.prefix_disk_bytes)
 
 
 def _check(config: TargetConfig) -> None:

@@ -36,6 +36,7 @@ from target_daemon.checks import Limits, check_block, check_chunk, check_replay,
 from target_daemon.failures import undone_on_failure
 from target_daemon.kept import KeptState
 from target_daemon.logprobs import raw_logprobs
+from target_daemon.prefixes import Shelf
 from target_daemon.rollback import Undone, WayBack
 from target_daemon.sequences import Sequence, Sequences, resolved
 from target_daemon.target import DFlashTarget
@@ -67,13 +68,14 @@ class Engine:
         limits: Limits,
         ring: RingView | None = None,
         strategy: VerifyStrategy = CHAIN,
+        shelf: Shelf | None = None,
     ) -> None:
         self._target = target
         self._limits = limits
         self._ring = ring
         self._strategy = strategy
         self._sequences = Sequences(target.slots, target.max_positions)
-        self.kept = KeptState(target, ring, self._sequences, limits)
+        self.kept = KeptState(target, ring, self._sequences, limits, shelf)
         self._back = WayBack(target, limits.rollback)
 
     @property

@@ -7,6 +7,7 @@ store also has the state before the last chunk of each prompt.
 """
 
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -20,13 +21,12 @@ from protocol.messages import OpenItem, Sampling
 from protocol.transports.base import RingView, gather
 from target_daemon.capture import publish
 from target_daemon.checks import Limits
-from target_daemon.prefixes import Prefix, PrefixStore, common_length
+from target_daemon.prefixes import NOBODY, Entry, Prefix, PrefixStore, Shelf, common_length
 from target_daemon.sequences import Retained, Sequence, Sequences
 from target_daemon.target import DFlashTarget
 
 log = logging.getLogger(__name__)
 
-NOBODY: Final = -1
 FAILURES: Final = (RuntimeError, ValueError, MemoryError)  # of a cut or copy: it is given up
 
 
@@ -39,26 +39,32 @@ class Found:
     held: int  # all positions that have state there
     number: int
     slot: int = NOBODY
-    prefix: Prefix | None = None
+    entry: Entry | None = None  # of the store
 
     @property
-    def rank(self) -> tuple[int, bool, int]:
+    def rank(self) -> tuple[int, int, int]:
         """More is better: state to go on from; then no copy, then little besides that is lost."""
-        return self.at, self.prefix is None, -self.held
+        nearness = 2 if self.entry is None else int(isinstance(self.entry, Prefix))
+        return self.at, nearness, -self.held
 
 
 class KeptState:
     """Cuts, keeps and continues the slots of one target."""
 
     def __init__(
-        self, target: DFlashTarget, ring: RingView | None, book: Sequences, limits: Limits
+        self,
+        target: DFlashTarget,
+        ring: RingView | None,
+        book: Sequences,
+        limits: Limits,
+        shelf: Shelf | None,
     ) -> None:
         self._target = target
         self._ring = ring if ring is not None and ring.shape.row_width else None
         self._claimed = ring
         self._book = book
         self._chunk = limits.prefill_chunk
-        self.store = PrefixStore(limits.prefix_bytes, cuttable=target.supports_cut)
+        self.store = PrefixStore(limits.prefix_bytes, cuttable=target.supports_cut, shelf=shelf)
 
     # --- the end of a sequence -----------------------------------------------------------------
 
@@ -109,26 +115,32 @@ class KeptState:
         is continued, or -1. Raises as `Sequences.check`.
         """
         self._book.check(item.sequence)
-        found = self._best(item)
-        slot = self._book.emptiest() if found is None or found.prefix else found.slot
+        found, prefix = self._fetch(item)
+        slot = self._book.emptiest() if found is None or prefix else found.slot
         left = self._book.retained.get(slot)
         if left is not None:
-            kept = 0 if found is None or found.prefix else found.at
+            kept = 0 if found is None or prefix else found.at
             # Less than a chunk is run again by one forward; more is worth a copy.
             if left.committed - kept >= (self._chunk if kept else 1):
                 self._copy(slot, left)
         sequence = self._book.open(item, sampling, slot)
         high = 0
         if found is not None:
-            high = self._go_on(sequence, found, left)
+            high = self._go_on(sequence, found, prefix, left)
         if not sequence.committed:
             sequence.oldest = high = 0
             self._target.reset(slot)
         self._claim(sequence, item.sequence, high)
         return sequence, found.number if found is not None and sequence.committed else NOBODY
 
+    def _fetch(self, item: OpenItem) -> tuple[Found | None, Prefix | None]:
+        """What saves most of the prefix, and the copy of it where it lies in the store."""
+        while (found := self._best(item)) is not None and found.entry is not None:
+            if (prefix := self.store.get(found.entry)) is not None:
+                return found, prefix
+        return found, None
+
     def _best(self, item: OpenItem) -> Found | None:
-        """What saves most of the prefix; None where nothing does."""
         wanted = torch.tensor(unpack_tokens(item.prefix), dtype=torch.int64)
         first = self._first_needed(wanted.shape[0] + 1, item.draft_context)
         return max(self._all(wanted, first), key=lambda found: found.rank, default=None)
@@ -139,10 +151,10 @@ class KeptState:
             common = common_length(tokens, wanted)
             if at := self._resume(left.committed, self._oldest(slot, left), common, first):
                 yield Found(at, common, left.committed, left.number, slot)
-        for prefix in self.store:
-            common = common_length(prefix.tokens, wanted)
-            if at := self._resume(prefix.committed, prefix.oldest, common, first):
-                yield Found(at, common, prefix.committed, prefix.number, prefix=prefix)
+        for entry in self.store:
+            common = common_length(entry.tokens, wanted)
+            if at := self._resume(entry.committed, entry.oldest, common, first):
+                yield Found(at, common, entry.committed, entry.number, entry=entry)
 
     def _resume(self, held: int, oldest: int, common: int, first: int) -> int:
         """Where a text goes on that has its first `common` of `held` positions in common.
@@ -161,14 +173,16 @@ class KeptState:
         window = self._ring.shape.window
         return max(0, end - min(context or window, window))
 
-    def _go_on(self, sequence: Sequence, found: Found, left: Retained | None) -> int:
+    def _go_on(
+        self, sequence: Sequence, found: Found, prefix: Prefix | None, left: Retained | None
+    ) -> int:
         """Bring the slot's state to where the sequence goes on; returns the ring's height.
 
         Where that fails, or is nothing, `committed` is 0.
         """
         high = found.at
-        if found.prefix is not None:
-            self._restore(sequence, found)
+        if prefix is not None:
+            self._restore(sequence, prefix, found.at)
         elif left is not None:
             sequence.committed, sequence.oldest = left.committed, self._oldest(found.slot, left)
             if self._ring is not None:
@@ -181,11 +195,9 @@ class KeptState:
         return high
 
     @torch.inference_mode()
-    def _restore(self, sequence: Sequence, found: Found) -> None:
-        """Copy a prefix of the store into the sequence's slot."""
-        prefix, slot, at = found.prefix, sequence.slot, found.at
-        assert prefix is not None
-        self.store.use(prefix)
+    def _restore(self, sequence: Sequence, prefix: Prefix, at: int) -> None:
+        """Copy the first `at` positions of a prefix into the sequence's slot."""
+        slot = sequence.slot
         self._target.reset(slot)
         try:
             self._target.set_state(slot, prefix.state, at)
@@ -219,19 +231,37 @@ class KeptState:
     def _copy(self, slot: int, left: Retained) -> None:
         """Put what the slot holds into the store, where it fits there and is new to it."""
         tokens = self._book.tokens(slot)[: left.committed]
-        oldest = min(self._oldest(slot, left), left.committed)
         size = self._target.state_bytes(slot, left.committed)
         if not size or self.store.knows(tokens):
             return
-        rows = torch.empty(0, 0)
+        oldest = min(self._oldest(slot, left), left.committed)
         if self._ring is not None:
-            width, item = self._ring.shape.row_width, self._ring.rows.element_size()
-            size += (left.committed - oldest) * width * item
+            row = self._ring.shape.row_width * self._ring.rows.element_size()
+            size += (left.committed - oldest) * row
         try:
-            if self.store.makes_room(size + tokens.nbytes):
-                if self._ring is not None:
-                    rows = gather(self._ring, slot, oldest, left.committed)
-                state = self._target.copy_state(slot, left.committed)
-                self.store.put(Prefix(tokens.clone(), state, rows, left.number))
+            if self.store.takes(size + tokens.nbytes):
+                lasts = self.store.lasts(size + tokens.nbytes)
+                self.store.put(self._prefix(slot, left, oldest, lasts=lasts))
         except FAILURES as error:
             log.warning("what slot %d holds cannot be kept: %s", slot, error)
+
+    def _prefix(self, slot: int, left: Retained, oldest: int, *, lasts: bool) -> Prefix:
+        """What the slot holds; unless it `lasts`, until the next forward there."""
+        rows = torch.empty(0, 0)
+        if self._ring is not None:
+            rows = gather(self._ring, slot, oldest, left.committed)
+        tokens = self._book.tokens(slot)[: left.committed].clone()
+        state = self._target.copy_state(slot, left.committed, shared=not lasts)
+        return Prefix(tokens, state, rows, left.number)
+
+    @torch.inference_mode()
+    def save_all(self, seconds: float) -> None:
+        """The process ends: put what is kept on the shelf, the latest first, for so long."""
+        ends = time.monotonic() + seconds
+        for slot, left in reversed(self._book.retained.items()):
+            if self._target.state_bytes(slot, left.committed) and time.monotonic() < ends:
+                oldest = min(self._oldest(slot, left), left.committed)
+                self.store.save(self._prefix(slot, left, oldest, lasts=False))
+        for prefix in self.store.held:
+            if time.monotonic() < ends:
+                self.store.save(prefix)

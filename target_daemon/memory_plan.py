@@ -40,7 +40,7 @@ def _lines(
         _key_values(model, config.slots, positions, size),
         _ring(model, config, size),
         *_exported(model, config, size),
-        *_prefixes(config),
+        *_prefixes(model, config, positions, size),
         _context(model, config.slots, positions, size),
         _working(model, config, positions, size),
     )
@@ -69,7 +69,7 @@ def _general_lines(
             (size, "bytes"),
         ),
         _ring(model, config, size),
-        *_prefixes(config),
+        *_prefixes(model, config, positions, size),
         counted(
             "token ids", (config.slots, "slots"), (positions, "positions"), (ID_BYTES, "bytes")
         ),
@@ -123,9 +123,14 @@ def _exported(model: ModelConfig, config: TargetConfig, size: int) -> Iterator[L
         yield counted("embedding and head, exported", (2, "tables"), *table)
 
 
-def _prefixes(config: TargetConfig) -> Iterator[Line]:
+def _prefixes(
+    model: ModelConfig, config: TargetConfig, positions: int, size: int
+) -> Iterator[Line]:
     if config.prefix_bytes:
         yield Line("kept prefixes", config.prefix_bytes, "what --prefix-memory allows")
+    if config.prefix_folder:
+        one = _key_values(model, 1, positions, size)
+        yield Line("one prefix on its way from disk", one.size, one.arithmetic)
 
 
 def _context(model: ModelConfig, slots: int, positions: int, size: int) -> Line:

@@ -4,15 +4,15 @@ A prefix is found by its token ids. One that another continues is the other's be
 and is kept no second time where the target's state can be cut.
 """
 
-import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
 from torch import Tensor
 
 from target_daemon.target import StateCopy
 
-log = logging.getLogger(__name__)
+NOBODY: Final = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,7 +22,7 @@ class Prefix:
     tokens: Tensor  # [n] int64
     state: StateCopy
     rows: Tensor  # [n - oldest, row width]: feature rows of the last positions
-    number: int  # the sequence that left it; -1: of an earlier process
+    number: int  # the sequence that left it; NOBODY: of an earlier process
     bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,51 +46,120 @@ def common_length(tokens: Tensor, wanted: Tensor) -> int:
     return int(differing[0]) if differing.shape[0] else count
 
 
-class PrefixStore:
-    """At most `budget` bytes of prefixes; `cuttable` says that a prefix has all shorter ones."""
+class Shelf(Protocol):
+    """Where prefixes lie that memory has no room for: `target_daemon.prefix_folder`."""
 
-    def __init__(self, budget: int, *, cuttable: bool) -> None:
+    @property
+    def entries(self) -> Sequence["Entry"]:
+        """What is there."""
+        ...
+
+    def load(self, stored: Any) -> Prefix | None:
+        """All of one of them, or None where it cannot be used."""
+        ...
+
+    def save(self, prefix: Prefix, *, cuttable: bool) -> None:
+        """Keep it as well."""
+        ...
+
+
+class Entry(Protocol):
+    """A prefix, in memory or elsewhere."""
+
+    @property
+    def tokens(self) -> Tensor: ...
+
+    @property
+    def committed(self) -> int: ...
+
+    @property
+    def oldest(self) -> int: ...
+
+    @property
+    def number(self) -> int: ...
+
+
+class PrefixStore:
+    """At most `budget` bytes of prefixes; `cuttable` says that a prefix has all shorter ones.
+
+    With a `shelf` what is dropped goes there.
+    """
+
+    def __init__(self, budget: int, *, cuttable: bool, shelf: Shelf | None = None) -> None:
         self._budget = budget
         self._cuttable = cuttable
+        self._shelf = shelf
         self._held: list[Prefix] = []  # least recently used first
 
-    def __iter__(self) -> Iterator[Prefix]:
-        return iter(self._held)
+    def __iter__(self) -> Iterator[Entry]:
+        yield from self._held
+        if self._shelf is not None:
+            yield from self._shelf.entries
 
     @property
     def bytes(self) -> int:
-        """What all prefixes take together."""
+        """What all prefixes in memory take together."""
         return sum(each.bytes for each in self._held)
 
-    def makes_room(self, size: int) -> bool:
-        """Drop the least used ones until `size` more bytes fit; False where they never will."""
+    def takes(self, size: int) -> bool:
+        """Whether a prefix of so many bytes can be kept at all."""
+        return size <= self._budget or self._shelf is not None
+
+    def lasts(self, size: int) -> bool:
+        """Whether it would stay in memory; room is made for it then, by dropping others."""
         if size > self._budget:
             return False
         while self.bytes + size > self._budget:
-            self._held.pop(0)
+            self._drop(self._held[0])
         return True
 
     def knows(self, tokens: Tensor) -> bool:
-        """Whether these tokens' state is here already; it then counts as used."""
+        """Whether these tokens' state is in memory already; it then counts as used."""
         for held in self._held:
             same = common_length(held.tokens, tokens) == tokens.shape[0]
             if same and (self._cuttable or held.committed == tokens.shape[0]):
-                self.use(held)
+                self._use(held)
                 return True
         return False
 
     def put(self, prefix: Prefix) -> None:
-        """Keep it, if it fits at all, in the place of those that it contains."""
+        """Keep it, in the place of those that it contains; where it cannot stay, on the shelf."""
         if self._cuttable:
             self._held = [
                 held
                 for held in self._held
                 if common_length(held.tokens, prefix.tokens) < held.committed
             ]
-        if self.makes_room(prefix.bytes):
+        if self.lasts(prefix.bytes):
             self._held.append(prefix)
+        elif self._shelf is not None:
+            self._shelf.save(prefix, cuttable=self._cuttable)
 
-    def use(self, prefix: Prefix) -> None:
-        """It was gone on from: it is the last one to be dropped."""
+    def get(self, entry: Entry) -> Prefix | None:
+        """All of an entry, which is the last one to be dropped now; None where it is damaged."""
+        if isinstance(entry, Prefix):
+            self._use(entry)
+            return entry
+        prefix = None if self._shelf is None else self._shelf.load(entry)
+        if prefix is not None and self.lasts(prefix.bytes):
+            self._held.append(prefix)
+        return prefix
+
+    def save(self, prefix: Prefix) -> None:
+        """Put it on the shelf, if there is one, as the process ends."""
+        if self._shelf is not None:
+            self._shelf.save(prefix, cuttable=self._cuttable)
+
+    @property
+    def held(self) -> Sequence[Prefix]:
+        """Those in memory, the most recently used first."""
+        return self._held[::-1]
+
+    def _use(self, prefix: Prefix) -> None:
         self._held.remove(prefix)
         self._held.append(prefix)
+
+    def _drop(self, prefix: Prefix) -> None:
+        self._held.remove(prefix)
+        if self._shelf is not None:
+            self._shelf.save(prefix, cuttable=self._cuttable)

@@ -97,10 +97,11 @@ class DFlashTarget(ABC):
         del slot, length
         return 0
 
-    def copy_state(self, slot: int, length: int) -> StateCopy:
+    def copy_state(self, slot: int, length: int, *, shared: bool = False) -> StateCopy:
         """The state of the slot's first `length` positions, which no later forward changes.
 
-        `length` is all that the slot holds, or less where `supports_cut`.
+        `length` is all that the slot holds, or less where `supports_cut`. `shared` is for a look
+        before the slot's next forward: memory may then be the slot's own.
         """
         raise NotImplementedError("this target makes no copies of its state")
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from launch.becoming import become
-from launch.commands.pair import PairOptions
+from launch.commands.pair import PairOptions, store_plan
 from launch.commands.sampling import GUESS_WIDTH
 from launch.drafts import NONE, draft_vocab, named_draft
 from launch.golden import golden_ids
@@ -37,6 +37,8 @@ class TargetOptions(PairOptions):
     slots: int
     max_positions: int
     prefix_memory: int
+    prefix_store: Path | None
+    prefix_disk: int
     instance: str | None
     run_dir: str | None
     listen: str | None
@@ -81,6 +83,7 @@ def run_target(options: TargetOptions) -> int:
         slots=options.slots,
         max_positions=options.max_positions,
         prefix_bytes=options.prefix_memory * MEGABYTE,
+        **store_plan(options.prefix_store, options.prefix_disk),
         widest=GUESS_WIDTH,
         golden=golden,
     )

@@ -8,25 +8,18 @@ from launch.commands.settings import config_option, settings
 from launch.settings import Setting
 from protocol.core_dumps import refuse_core_dumps
 
-MAX_TOKENS = (1 << 31) - 1
-
 
 @click.command(name="chat")
 @settings("model", "draft", "draft_context", "draft_vocab")
 @settings("block_width", "verify", "tree_budget")
-@click.option(
-    "--max-tokens",
-    cls=Setting,
-    type=click.IntRange(1, MAX_TOKENS),
-    default=1024,
-    show_default=True,
-    help="At most so many new tokens in an answer.",
-)
+@settings("max_tokens")
 @chat_options
 @click.option(
     "--system", cls=Setting, metavar="TEXT", help="A system message for the chat template."
 )
-@settings("target_device", "draft_device", "hand_over", "graphs", "dtype", "exact", "threads")
+@settings("target_device", "draft_device", "hand_over", "graphs")
+@settings("dtype", "exact", "rollback", "threads")
+@settings("prefix_store", "prefix_disk")
 @connect_option("Use the supervisor that runs; with PATH or NAME, that one.")
 @config_option
 @click.option("--quiet", is_flag=True, help="No progress and no hints.")

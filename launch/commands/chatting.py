@@ -168,6 +168,8 @@ class Chat:
             sampling=submit.sampling,
         )
         self._figures.add(report)
+        if report.finish_reason == "length" and self._is_interactive and not self._options.quiet:
+            self._say(f"(cut off after {len(receiver.ids)} tokens)")
         if interrupts.number == signal.SIGINT:
             raise KeyboardInterrupt
         if interrupts.number is not None:

@@ -10,8 +10,6 @@ from launch.commands.settings import config_option, settings
 from launch.settings import Setting
 from protocol.core_dumps import refuse_core_dumps
 
-MAX_TOKENS = (1 << 31) - 1
-
 
 @click.command(name="generate")
 @click.argument("prompt", required=False)
@@ -19,20 +17,20 @@ MAX_TOKENS = (1 << 31) - 1
 @settings("model", "draft", "draft_context", "draft_vocab")
 @settings("block_width", "verify", "tree_budget")
 @click.option("--raw", cls=Setting, is_flag=True, help="Skip the chat template.")
-@click.option(
-    "--max-tokens",
-    cls=Setting,
-    type=click.IntRange(1, MAX_TOKENS),
-    default=256,
-    show_default=True,
-    help="At most so many new tokens.",
-)
+@settings("max_tokens")
 @sampling_options
 @click.option(
     "--system", cls=Setting, metavar="TEXT", help="A system message for the chat template."
 )
 @settings("target_device", "draft_device", "hand_over", "graphs", "dtype", "exact")
 @settings("rollback", "threads")
+@settings("prefix_store", "prefix_disk")
+@click.option(
+    "--keep",
+    cls=Setting,
+    is_flag=True,
+    help="Go on from what earlier requests have left, and leave this one's state.",
+)
 @connect_option("Use the supervisor that runs; with PATH or NAME, that one.")
 @config_option
 @click.option(

@@ -30,6 +30,7 @@ class Options(RequestOptions):
     trace: Path | None
     as_json: bool
     stats: bool | None
+    keep: bool = False
 
 
 def generate(options: Options) -> int:
@@ -40,6 +41,8 @@ def generate(options: Options) -> int:
         raise UsageError("--logprobs are part of the object of --json, which was not asked for")
     if options.stats and options.quiet:
         raise UsageError("--stats asks for the closing line that --quiet leaves out")
+    if options.keep and options.connect is None and options.prefix_store is None:
+        raise UsageError("--keep needs --connect or --prefix-store: else nothing was left or stays")
     if options.min_tokens > options.max_tokens:
         numbers = f"{options.min_tokens} is more than --max-tokens, {options.max_tokens}"
         raise UsageError(f"--min-tokens {numbers}")
@@ -67,7 +70,8 @@ def _prepare(options: Options, pair: AnyPair, prompt: str) -> tuple[TextTokenize
     tokenizer, template = load_text_side(pair.model)
     encoded = encode_prompt(tokenizer, template, prompt, system=options.system, raw=options.raw)
     check_prompt(len(encoded.ids), options.max_tokens, pair.max_positions)
-    return tokenizer, options.submit(encoded.ids, tokenizer, pair)
+    kept = {"base_pos": len(encoded.ids), "retain": True} if options.keep else {}
+    return tokenizer, options.submit(encoded.ids, tokenizer, pair, **kept)
 
 
 def _conclude(

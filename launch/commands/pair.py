@@ -11,7 +11,7 @@ import click
 
 from launch.drafts import resolve_draft
 from launch.models import LocalModel, resolve_model
-from launch.plan import Plan
+from launch.plan import MEGABYTE, Plan
 from launch.progress import progress_for
 from launch.store import default_home
 from protocol.config import DType, HandOver, Rollback
@@ -20,7 +20,8 @@ from protocol.errors import UsageError
 # Settings that only a verb that loads a pair can honour.
 DEVICES: Final = ("target_device", "draft_device", "hand_over", "graphs")
 COMPUTING: Final = (*DEVICES, "dtype", "exact", "rollback", "threads")
-LOADING: Final = ("model", "draft", "draft_vocab", *COMPUTING)
+STORE: Final = ("prefix_store", "prefix_disk")
+LOADING: Final = ("model", "draft", "draft_vocab", *COMPUTING, *STORE)
 # Settings that are the daemons' own, where they run already.
 THEIRS: Final = (
     "draft",
@@ -30,6 +31,7 @@ THEIRS: Final = (
     "slots",
     "max_positions",
     "prefix_memory",
+    *STORE,
 )
 
 
@@ -72,6 +74,12 @@ class PairOptions:
         """The draft's folder, fetched first where it is not here; see `resolve_draft`."""
         with progress_for(quiet=quiet or not sys.stderr.isatty()) as progress:
             return resolve_draft(self.draft, model, progress)
+
+
+def store_plan(folder: Path | None, megabytes: int) -> dict[str, Any]:
+    """The part of a Plan that says where kept prefixes lie on disk."""
+    place = "" if folder is None else str(folder.expanduser().absolute())
+    return {"prefix_folder": place, "prefix_disk_bytes": megabytes * MEGABYTE}
 
 
 def refuse_loading_options(

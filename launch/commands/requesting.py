@@ -2,13 +2,14 @@
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from launch.commands.output import ProgressLine
 from launch.commands.own_pair import OwnPair
-from launch.commands.pair import PairOptions
+from launch.commands.pair import PairOptions, store_plan
 from launch.commands.running_pair import RunningPair
 from launch.commands.sampling import SamplingOptions
 from launch.cost_cache import cost_cache
@@ -35,6 +36,8 @@ class RequestOptions(SamplingOptions, PairOptions):
     max_tokens: int
     system: str | None
     quiet: bool
+    prefix_store: Path | None = None
+    prefix_disk: int = 0
     connect: str | None = None
 
     @property
@@ -55,6 +58,7 @@ class RequestOptions(SamplingOptions, PairOptions):
             draft_vocab=draft_vocab(self.draft_vocab, draft),
             cost_cache=cost_cache() if self.block_width == AUTO else None,
             widest=max(self.guess_width, self.tree_width),
+            **store_plan(self.prefix_store, self.prefix_disk),
         )
         return OwnPair(plan, line)
 

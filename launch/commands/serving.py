@@ -12,7 +12,7 @@ import msgspec
 
 from launch import exit_codes
 from launch.commands.attaching import attach_plan
-from launch.commands.pair import PairOptions
+from launch.commands.pair import PairOptions, store_plan
 from launch.commands.sampling import GUESS_WIDTH
 from launch.cost_cache import cost_cache
 from launch.drafts import draft_vocab
@@ -41,6 +41,8 @@ class Options(PairOptions):
     slots: int
     max_positions: int
     prefix_memory: int
+    prefix_store: Path | None
+    prefix_disk: int
     max_waiting: int
     instance: str | None
     run_dir: str | None
@@ -141,6 +143,7 @@ def _daemons(options: Options) -> Plan:
         slots=options.slots,
         max_positions=options.max_positions,
         prefix_bytes=options.prefix_memory * MEGABYTE,
+        **store_plan(options.prefix_store, options.prefix_disk),
         draft_context=options.draft_context,
         draft_vocab=draft_vocab(options.draft_vocab, draft),
         widest=GUESS_WIDTH,

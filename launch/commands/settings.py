@@ -33,6 +33,7 @@ CONFIG_VARIABLE: Final = f"{PREFIX}CONFIG"
 NO_SETTINGS: Final = frozenset({CONFIG_VARIABLE, PARENT_VARIABLE})
 FILES: Final = "launch.config_file"  # in click's Context.meta: what the files say, by key
 MAX_COUNT: Final = 1 << 30
+MAX_TOKENS: Final = (1 << 31) - 1
 
 _THREADS: Final = "Threads of each daemon; 0: as many as it may use."
 _DRAFT: Final = (
@@ -170,6 +171,13 @@ SETTINGS: Final[dict[str, Decorator]] = {
         default=0,
         help="Prompt and text of one request, in tokens.  [default: what the model takes]",
     ),
+    "max_tokens": _option(
+        "--max-tokens",
+        type=click.IntRange(1, MAX_TOKENS),
+        default=256,
+        show_default=True,
+        help="At most so many new tokens in a text.",
+    ),
     "prefix_memory": _option(
         "--prefix-memory",
         metavar="MB",
@@ -177,6 +185,20 @@ SETTINGS: Final[dict[str, Decorator]] = {
         default=512,
         show_default=True,
         help="Memory of the target for states that later requests may go on from; 0: none.",
+    ),
+    "prefix_store": _option(
+        "--prefix-store",
+        metavar="FOLDER",
+        type=click.Path(path_type=Path),
+        help="A private folder for such states, which the next start finds again.",
+    ),
+    "prefix_disk": _option(
+        "--prefix-disk",
+        metavar="MB",
+        type=click.IntRange(0, 1 << 30),
+        default=4096,
+        show_default=True,
+        help="How much may lie in that folder.",
     ),
     "run_dir": _option(
         "--run-dir",

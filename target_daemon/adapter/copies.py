@@ -36,7 +36,7 @@ class CopiedCaches(NativeTarget):
         return tensors
 
     @torch.inference_mode()
-    def copy_state(self, slot: int, length: int) -> StateCopy:
+    def copy_state(self, slot: int, length: int, *, shared: bool = False) -> StateCopy:
         saved = self.caches.save(slot)
         tensors: dict[str, Tensor] = {}
 
@@ -48,7 +48,7 @@ class CopiedCaches(NativeTarget):
             FIELDS: flat(dict(saved.fields)),
             LAYERS: [flat(dict(layer)) for layer in saved.layers],
         }
-        del length  # what lies behind it is cut off when it is put back
+        del length, shared  # what lies behind it is cut off when it is put back
         return StateCopy(tensors, facts)
 
     @torch.inference_mode()

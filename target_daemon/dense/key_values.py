@@ -60,9 +60,13 @@ class KeyValues:
             moved = rows.index_select(3, taken.to(rows.device))
             rows.narrow(3, base + first, len(places) - first).copy_(moved)
 
+    def view(self, slot: int, base: int, rows: int) -> Tensor:
+        """Rows ``base ..`` of every layer, as they stand."""
+        return self._slots[slot].narrow(3, base, rows)
+
     def save(self, slot: int, base: int, rows: int) -> Tensor:
         """A copy of rows ``base ..`` of every layer."""
-        return self._slots[slot].narrow(3, base, rows).clone()
+        return self.view(slot, base, rows).clone()
 
     def bytes(self, rows: int) -> int:
         """What the first `rows` of one slot take."""
@@ -100,8 +104,9 @@ class KeptRows(NativeTarget):
         del slot
         return self.key_values.bytes(length)
 
-    def copy_state(self, slot: int, length: int) -> StateCopy:
-        return StateCopy({KEY_VALUES: self.key_values.save(slot, 0, length).cpu()})
+    def copy_state(self, slot: int, length: int, *, shared: bool = False) -> StateCopy:
+        rows = self.key_values.view if shared else self.key_values.save
+        return StateCopy({KEY_VALUES: rows(slot, 0, length).cpu()})
 
     def set_state(self, slot: int, state: StateCopy, length: int) -> None:
         if KEY_VALUES not in state.tensors:

@@ -17,6 +17,8 @@ from protocol.errors import ExactUnavailable, InternalError
 from target_daemon.adapter.parts import passing
 from target_daemon.checks import Limits
 from target_daemon.engine import Engine
+from target_daemon.prefix_folder import PrefixFolder
+from target_daemon.prefixes import Prefix
 from target_daemon.target import StateCopy
 
 pytest.importorskip("transformers")
@@ -149,6 +151,20 @@ def test_a_prefix_of_the_store_is_continued_with_the_text_and_rounds_of_a_whole_
     (on, kept), (back, boundary) = (run(ids, base_pos=len(ids)) for ids in (turn, again))
     assert (on, back) == (run(turn)[0], run(again)[0])
     assert (kept, boundary) == ((21, 13) if case.family in {"gpt2", "gpt_neox"} else (21, 12))
+
+
+def test_a_copy_of_the_state_comes_back_from_a_file_bit_for_bit(case, tmp_path):
+    """Hybrids too: recurrent and convolution states, windows, and the facts beside them."""
+    target, ids = case.target, case.ids
+    target.reset(0)
+    target.verify_batch(0, ids[:20], 0, "none")
+    kept = Prefix(ids[:20], target.copy_state(0, 20, shared=True), torch.zeros(0, 0), 1)
+    expected = target.verify_batch(0, ids[20:21], 20, "all")
+    folder = PrefixFolder.open(tmp_path / "store", "one", 1 << 24)
+    folder.save(kept, cuttable=False)
+    target.reset(1)
+    target.set_state(1, folder.load(folder.entries[0]).state, 20)
+    assert torch.equal(target.verify_batch(1, ids[20:21], 20, "all"), expected)
 
 
 def test_a_copy_of_another_models_state_is_refused_and_leaves_none(case):

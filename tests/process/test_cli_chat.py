@@ -5,6 +5,7 @@ import json
 import re
 import signal
 
+import msgspec
 import pytest
 import torch
 from support.command import InProcess, dflashd
@@ -16,6 +17,7 @@ from support.tiny_text import CHARACTERS, TEMPLATE, edit_json, text_of, write_sp
 from support.waiting import until
 
 from launch import exit_codes
+from launch.commands.report import Report
 from launch.remote import Remote
 from protocol.instances import find
 
@@ -84,6 +86,18 @@ def test_a_turn_computes_what_is_new_and_says_what_a_whole_run_says(pair, tmp_pa
     assert second == (whole, len(prompts[0]) + TOKENS - 1, whole - len(prompts[0]) - TOKENS + 1)
     assert again[1] == len(prompts[0]) - 1  # the same question, of which one token is run
     assert answers[1] == cold_text(pair[0], "".join(prompts))
+
+
+def test_what_a_command_left_on_disk_is_gone_on_from_by_the_next(pair, tmp_path):
+    store = tmp_path / "store"
+    asked = words(pair, "generate", "--json", "--keep", "--prefix-store", str(store), "Hello")
+    first, second = (
+        msgspec.json.decode(dflashd(*asked, env=ENVIRONMENT).out, type=Report) for _ in range(2)
+    )
+    tokens = first.usage.prompt_tokens
+    assert (first.usage.num_kept_tokens, second.usage.num_kept_tokens) == (0, tokens - 1)
+    assert second.token_ids == first.token_ids
+    assert [file.suffix for file in store.iterdir()] == [".safetensors"]
 
 
 def test_a_conversation_at_a_terminal(pair):

@@ -11,10 +11,10 @@ LONG = [(7 * i * i + 3 * i) % (VOCAB - 2) + 1 for i in range(90)]
 
 
 @contextmanager
-def kept_pair(folder, prefix_bytes=0):
+def kept_pair(folder, prefix_bytes=0, store=None):
     """Both engines over the checkpoints in `folder`, which are written where they are missing.
 
-    The store of prefixes has `prefix_bytes`.
+    The store of prefixes has `prefix_bytes`, and the folder `store` behind it.
     """
     paths = (folder / "target", folder / "draft")
     checkpoints = Checkpoints(*(paths if folder.exists() else write_pair(folder)))
@@ -26,6 +26,7 @@ def kept_pair(folder, prefix_bytes=0):
         threads=1,
         context=CONTEXT,
         prefix_bytes=prefix_bytes,
+        store=store,
         **settings,
     ) as made:
         yield made

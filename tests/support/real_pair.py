@@ -24,6 +24,8 @@ from protocol.transports.local import TRANSPORT
 from target_daemon.checks import Limits
 from target_daemon.engine import Engine as TargetEngine
 from target_daemon.families.base import NativeTarget, load_target
+from target_daemon.prefix_folder import PrefixFolder
+from target_daemon.prefix_identity import prefix_identity
 
 LIFE, NONCE = 1, 1
 CONTEXT = 4096  # rows: more than any prompt of the proofs and its text
@@ -71,12 +73,13 @@ class RealPair:
         *,
         context: int = CONTEXT,
         prefix_bytes: int = 0,
+        shelf=None,
     ) -> None:
         self.target = target
         self.draft = draft
         self._block_size, self._context = block_size, context
         limits = Limits(target.prefill_chunk, target.max_width, prefix_bytes=prefix_bytes)
-        self.engine = TargetEngine(target, limits, target.ring)
+        self.engine = TargetEngine(target, limits, target.ring, shelf=shelf)
         self.last_sequence = 0
         self._facts = TargetFacts(
             LIFE,
@@ -185,11 +188,13 @@ def real_pair(
     threads: int = 0,
     context: int = CONTEXT,
     prefix_bytes: int = 0,
+    store: Path | None = None,
     **settings,
 ):
     """Load the pair with as many threads as a daemon would take; all is undone at the end.
 
-    `settings` are those of the target's config, and `context` the draft's window.
+    `store` is a folder for kept prefixes. `settings` are those of the target's config, and
+    `context` the draft's window.
     """
     before = torch.get_num_threads()
     with ExitStack() as stack:
@@ -227,4 +232,10 @@ def real_pair(
             max_ingest=min(context, 256),
         )
         draft.warm_up()
-        yield RealPair(target, draft, block, context=context, prefix_bytes=prefix_bytes)
+        shelf = None
+        if store is not None:
+            identity = prefix_identity(target, checkpoints.model)
+            shelf = PrefixFolder.open(store, identity, 1 << 30)
+        yield RealPair(
+            target, draft, block, context=context, prefix_bytes=prefix_bytes, shelf=shelf
+        )

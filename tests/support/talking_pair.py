@@ -38,7 +38,7 @@ class TalkingPair:
             tokens=(len(submit.prompt) // 4, len(said)),
             mode=("autoregressive", ""),
             transport="shm",
-            exact="no",
+            target=("no", ""),
             stale=0,
         )
         receiver(Finished(request=1, finish_reason=reason, statistics=figures))

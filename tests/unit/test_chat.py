@@ -39,6 +39,7 @@ def talk(texts, monkeypatch, capsys):
             graphs=False,
             dtype="auto",
             exact=False,
+            rollback="auto",
             threads=0,
             draft_context=64,
             block_width=0,
@@ -108,6 +109,7 @@ def test_what_cannot_be_done_is_said_at_a_terminal_and_ends_a_pipe(talk, tmp_pat
     status, out, err, _ = talk([line, "a"], ids_of("on"), interactive=True)
     assert (status, out) == (exit_codes.OK, "on\n")
     assert "dflashd: " in err
+    assert "(cut off after 2 tokens)" in err
     assert taken.read_text() == "kept"
 
 

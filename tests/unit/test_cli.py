@@ -263,6 +263,7 @@ def test_a_caller_may_close_the_standard_streams(closed):
     [
         ("--logprobs 2", "--logprobs are part of the object of --json, which was not asked for"),
         ("--stats --quiet", "--stats asks for the closing line that --quiet leaves out"),
+        ("--keep", "--keep needs --connect or --prefix-store: else nothing was left or stays"),
     ],
 )
 def test_options_that_would_have_no_effect_are_refused(words, sentence, capsys):

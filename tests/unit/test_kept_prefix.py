@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.engines import CHUNK, PROMPT
 from support.kept_pair import CONTEXT, LONG, WINDOW, forget, held, kept_pair, last_slot
 from support.real_pair import Checkpoints, real_pair
@@ -17,6 +18,7 @@ from protocol.errors import UsageError
 from protocol.messages import CloseItem, OpenItem
 from target_daemon.checks import Limits
 from target_daemon.engine import Engine
+from target_daemon.prefix_identity import prefix_identity
 
 TOKENS = 12
 
@@ -151,6 +153,53 @@ def test_a_text_that_leaves_another_early_does_not_cost_it_its_state(pair):
     pair.run(first, 1, speculative=True, retain=True)
     pair.run([*first[:40], *OTHER[:5]], 1, speculative=True, base_pos=45)
     assert pair.run(first, 1, speculative=True, base_pos=60).kept == 59
+
+
+@pytest.mark.parametrize("prefix_bytes", [0, 1 << 24])
+def test_what_one_process_has_left_is_gone_on_from_by_the_next(tmp_path, prefix_bytes):
+    """Text and rounds are those of a whole run; a damaged file costs no more than that."""
+    store = tmp_path / "store"
+    with kept_pair(tmp_path / "pair", prefix_bytes, store) as pair:
+        whole = pair.run(LONG, TOKENS, speculative=True)
+        pair.run(LONG[:70], 1, speculative=True, retain=True)
+        pair.run(OTHER[:40], 1, speculative=True, retain=True)
+        pair.engine.kept.save_all(60)
+    for damaged in (False, True):
+        if damaged:
+            for file in store.iterdir():
+                data = bytearray(file.read_bytes())
+                data[-50] ^= 1
+                file.write_bytes(data)
+        with kept_pair(tmp_path / "pair", prefix_bytes, store) as pair:
+            hit = pair.run(LONG, TOKENS, speculative=True, base_pos=len(LONG))
+        assert hit.kept == (0 if damaged else 70)
+        assert (hit.token_ids, hit.rounds, hit.proposed) == (
+            whole.token_ids,
+            whole.rounds,
+            whole.proposed,
+        )
+
+
+def test_what_the_last_one_used_is_saved_first_and_no_more_than_there_is_time_for(tmp_path):
+    with kept_pair(tmp_path / "pair", 1 << 24, tmp_path / "store") as pair:
+        for text in (LONG[:40], OTHER[:40], LONG[50:]):
+            pair.run(text, 1, speculative=True, retain=True)
+        pair.engine.kept.save_all(0)
+        assert list((tmp_path / "store").iterdir()) == []
+        pair.engine.kept.save_all(60)
+        assert len(list((tmp_path / "store").iterdir())) == 3
+
+
+def test_a_store_belongs_to_one_models_weights(tmp_path):
+    folder = tmp_path / "pair"
+    with kept_pair(folder) as pair:
+        before = prefix_identity(pair.target, folder / "target")
+        assert prefix_identity(pair.target, folder / "target") == before
+        path = folder / "target" / "model.safetensors"
+        weights = load_file(path)
+        name = sorted(weights)[3]
+        save_file(weights | {name: weights[name] * 1.01}, path)
+        assert prefix_identity(pair.target, folder / "target") != before
 
 
 @pytest.fixture(scope="module")

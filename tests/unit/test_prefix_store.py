@@ -26,7 +26,7 @@ def test_the_least_used_prefix_gives_way():
     store = PrefixStore(3 * ONE, cuttable=True)
     for first in (100, 200, 300):
         store.put(prefix(first))
-    store.use(next(iter(store)))
+    store.get(next(iter(store)))
     store.put(prefix(400))
     assert numbers(store) == [300, 100, 400]
     assert store.bytes == 3 * ONE
@@ -36,7 +36,7 @@ def test_what_is_larger_than_the_budget_costs_no_other_its_place():
     store = PrefixStore(2 * ONE, cuttable=True)
     store.put(prefix(100))
     store.put(prefix(200, length=60))
-    assert not store.makes_room(2 * ONE + 1)
+    assert not store.lasts(2 * ONE + 1)
     assert numbers(store) == [100]
 
 
