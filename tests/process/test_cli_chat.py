@@ -90,7 +90,8 @@ def test_a_turn_computes_what_is_new_and_says_what_a_whole_run_says(pair, tmp_pa
 
 def test_what_a_command_left_on_disk_is_gone_on_from_by_the_next(pair, tmp_path):
     store = tmp_path / "store"
-    asked = words(pair, "generate", "--json", "--keep", "--prefix-store", str(store), "Hello")
+    kept = ("--keep", "--prefix-store", str(store), "--max-tokens", "8")
+    asked = words(pair, "generate", "--json", *kept, "Hello")
     first, second = (
         msgspec.json.decode(dflashd(*asked, env=ENVIRONMENT).out, type=Report) for _ in range(2)
     )
