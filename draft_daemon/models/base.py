@@ -86,13 +86,18 @@ class DraftNetwork(ABC):
 
 
 def rows_of(product: Linear, lent: Lent, *, reduced: bool) -> Linear:
-    """The rows of `product` that belong to the ids that are scored; copied once, if not all are.
+    """The rows of `product` that belong to the ids that are scored.
 
-    `reduced`: whether its rows are those of the draft's own vocabulary, as the scores are.
+    `reduced`: whether its rows are those of the draft's own vocabulary, as the scores are. Rows
+    that are chosen one by one are copied once; fewer at the end are a view.
     """
-    weight = product.weight if product.transposed else product.weight.t()  # [in, rows]
-    if reduced or (lent.ids is None and lent.count == weight.shape[1]):
+    if reduced:
         return product
-    kept = weight[:, : lent.count] if lent.ids is None else weight[:, lent.ids]
-    rows = (kept if product.transposed else kept.t()).contiguous()
-    return adopt(rows, transposed=product.transposed)
+    turn, rows = product.transposed, product.weight
+    if turn:
+        rows = rows.t()  # [rows, in]
+    if lent.ids is None:
+        rows = rows[: lent.count]
+        return adopt(rows.t() if turn else rows, transposed=turn)
+    rows = rows.index_select(0, lent.ids)
+    return adopt(rows.t().contiguous() if turn else rows, transposed=turn)

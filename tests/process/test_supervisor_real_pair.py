@@ -121,7 +121,7 @@ def test_a_draft_that_agrees_with_nothing_is_called_a_wrong_pair(folders, alone)
 def test_a_draft_with_a_head_of_its_own_serves_from_a_gguf_file(tmp_path, alone):
     target, folder = write_pair(tmp_path, base=DSPARK)
     draft = write_llama_cpp(folder, tmp_path / "draft.gguf")
-    with Supervisor(plan_for(target, draft)) as pair:
+    with Supervisor(plan_for(target, draft, widest=11)) as pair:
         pair.wait_ready()
         client = Client(pair, 1).submit(PROMPT, 60).finish()
         figures = client.finished.statistics
@@ -129,6 +129,9 @@ def test_a_draft_with_a_head_of_its_own_serves_from_a_gguf_file(tmp_path, alone)
         assert (figures.mode, figures.num_draft_restarts) == ("speculative", 0)
         assert figures.num_drafts > 0
         assert max(len(piece.proposed) for piece in client.pieces) == 6 * 4  # every row predicts
+        grown = Client(pair, 2).submit(PROMPT, 30, verify="tree", tree_budget=10).finish()
+        assert grown.tokens == alone[tuple(PROMPT)][:30]
+        assert grown.finished.statistics.num_trees > 0
 
 
 @pytest.mark.fault

@@ -143,6 +143,13 @@ PUBLISHED |= {
         "block_size": 7,
         "num_target_layers": 36,
     },
+    "speculators, DSpark of before the flag": {
+        **PUBLISHED["speculators"],
+        **SPARK,
+        "architectures": ["DSparkDraftModel"],
+        "speculators_model_type": "dspark",
+        "sample_from_anchor": None,
+    },
     "speculators, DSpark": {
         **PUBLISHED["speculators"],
         **SPARK,
@@ -164,6 +171,7 @@ EXPECTED = {
     "z-lab, Domino": ("domino", (1, 9, 17, 25, 33), 16, 15, 0, 1e6),
     "z-lab, DSpark": ("dspark", (1, 9, 17, 25, 33), 16, 16, 0, 1e6),
     "flat, DSpark": ("dspark", (1, 9, 17, 25, 33), 7, 7, 0, 1e6),
+    "speculators, DSpark of before the flag": ("dspark", (1, 9, 17, 25, 33), 8, 7, 1, 1e6),
     "speculators, DSpark": ("dspark", (1, 9, 17, 25, 33), 8, 8, 0, 1e6),
     "speculators": ("dflash", (1, 9, 17, 25, 33), 8, 7, 1, 1e6),
 }

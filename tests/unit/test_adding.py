@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,18 @@ from safetensors.torch import load_file, save_file
 from support.draft_cases import hidden_states
 from support.drive import generate
 from support.targets import load, prompt
-from support.tiny_draft import Z_LAB, merged, write_draft
+from support.tiny_draft import Z_LAB, embedding, head, merged, write_draft
 from support.tiny_target import write_tiny_target
 from support.toy_target import AttentionTarget
 
 from draft_daemon.checkpoint import load_draft
+from draft_daemon.head import Borrowed
+from draft_daemon.walker import Noise, Walker
 from protocol import plugins
 from protocol.checkpoints.draft_config import canonical
 from protocol.errors import CheckpointError
 from protocol.feature_ring import RingShape
+from protocol.messages import Sampling
 from protocol.transports.base import FeatureTransport, WeightSpec
 from target_daemon import engine as engines
 from target_daemon.families.base import known_families
@@ -119,19 +123,25 @@ def test_the_strategy_gives_the_chains_text(added):
     assert max(rounds) == 2
 
 
-def test_the_network_is_found_by_its_published_name_and_runs(added, tmp_path):
+def test_the_network_is_found_by_its_published_name_and_its_head_walks(added, tmp_path):
     added("draft_daemon/models/example.py")
     raw = merged(Z_LAB, architectures=["ExampleDraftModel"])
-    with pytest.raises(CheckpointError, match="`example_passes` is missing"):
+    with pytest.raises(CheckpointError, match="`example_memory` is missing"):
         canonical(raw, "config.json")
     plain = load_draft(write_draft(tmp_path / "plain", Z_LAB), torch.float32)
-    found = []
-    for passes in (1, 2):
-        # Named by its key alone, or by its architecture as well.
-        one = merged(Z_LAB if passes == 2 else raw, dflash_config={"example_passes": passes})
-        draft = load_draft(write_draft(tmp_path / f"draft{passes}", one), torch.float32)
-        assert draft.config.network == "example"
-        found.append(hidden_states(draft))
-    assert all(torch.equal(a, b) for a, b in zip(hidden_states(plain), found[0], strict=True))
-    assert all(rows.isfinite().all() for rows in found[1])
-    assert not any(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    # Named by its key alone, in a file that calls itself DFlash.
+    known = merged(Z_LAB, dflash_config={"example_memory": 2})
+    loss = {"repeats.weight": torch.tensor([1e4])}
+    draft = load_draft(write_draft(tmp_path / "draft", known, extra=loss), torch.float32)
+    assert draft.config.network == "example"
+    rows = hidden_states(draft)
+    assert all(torch.equal(a, b) for a, b in zip(hidden_states(plain), rows, strict=True))
+    same = rows[0][1:2].expand(5, -1)  # every slot would choose one token
+    weights = {"embed": embedding(draft.config), "head": head(draft.config)}
+    best, second, third = (same[0] @ head(draft.config).t()).topk(3).indices.tolist()
+    borrowed = Borrowed(draft, weights, 96)
+    walked = Walker(draft, borrowed, 96).walk(same, best, Noise(0, Sampling()))
+    assert walked.ids[:, 0].tolist() == [second, third, best, second, third]
+    chosen = replace(draft, vocabulary=torch.tensor(sorted([best, second])))
+    few = Walker(chosen, Borrowed(chosen, weights, 96), 96)
+    assert few.walk(same, third, Noise(0, Sampling())).ids[:2, 0].tolist() == [best, second]

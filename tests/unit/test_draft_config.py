@@ -278,6 +278,45 @@ def test_a_speculators_file_may_call_itself_what_z_lab_does():
     assert speculators(**named) == speculators()
 
 
+@pytest.mark.parametrize(
+    ("kind", "tokens", "stated", "anchored"),
+    [
+        ("dspark", 5, None, False),
+        ("dspark", 6, None, True),
+        ("dspark", 3, None, True),
+        ("dspark", None, None, True),
+        ("dspark", 5, True, True),
+        ("dflash", 6, None, True),
+        ("dflash", 5, None, False),
+        ("dflash", None, None, False),
+    ],
+)
+def test_whether_the_pending_row_predicts_is_told_by_how_much_is_proposed(
+    kind, tokens, stated, anchored
+):
+    methods = [{"proposal_type": "greedy", "speculative_tokens": tokens}, "nonsense"]
+    head = {"markov_rank": 8} if kind == "dspark" else {}
+    config = speculators(
+        architectures=["DFlashDraftModel"],
+        speculators_model_type=kind,
+        speculators_config={"proposal_methods": methods[:: 1 if tokens else -1]},
+        sample_from_anchor=stated,
+        **head,
+    )
+    assert (config.network, config.sample_from_anchor) == (kind, anchored)
+
+
+def test_speculators_say_the_kinds_of_layers_at_either_level():
+    inner = speculators(transformer_layer_config=MIXED)
+    assert speculators(**MIXED).layers == inner.layers
+    assert speculators(transformer_layer_config={"sliding_window": None}, **MIXED) == speculators(
+        **MIXED
+    )
+    both = {"transformer_layer_config": {"sliding_window": 9}}
+    with pytest.raises(CheckpointError, match=r"`sliding_window` is 8, but .* says 9"):
+        speculators(**both, **MIXED)
+
+
 def test_speculators_variants_are_refused():
     with pytest.raises(UnsupportedModel, match="'eagle3' is no draft network"):
         speculators(speculators_model_type="eagle3")

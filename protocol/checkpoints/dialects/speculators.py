@@ -1,10 +1,12 @@
 """``speculators``: the network under ``transformer_layer_config``, the rest at top level.
 
 Its layer ids count layer *inputs*, one higher than everybody else's, and its drafts may have a
-vocabulary of their own, with tensors ``t2d`` and ``d2t``.
+vocabulary of their own, with tensors ``t2d`` and ``d2t``. The kinds of layers and their window
+stand with the network, or at top level.
 """
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from protocol.checkpoints.dialects.base import Dialect, Raw
 from protocol.checkpoints.dialects.shape import (
@@ -22,9 +24,10 @@ from protocol.checkpoints.draft_facts import DraftCheckpointConfig
 from protocol.checkpoints.draft_networks import anchors, network_of, read_options
 from protocol.checkpoints.draft_variants import refuse_variants
 from protocol.checkpoints.keys import Keys
-from protocol.errors import UnsupportedModel
+from protocol.errors import CheckpointError, UnsupportedModel
 
 INNER: Final = "transformer_layer_config"
+EITHER: Final = ("layer_types", "sliding_window", "use_sliding_window")
 KIND: Final = "speculators_model_type"
 
 
@@ -34,7 +37,7 @@ def _claims(raw: Raw) -> bool:
 
 def _convert(raw: Raw, where: str) -> DraftCheckpointConfig:
     keys = Keys(raw, where)
-    layer = keys.mapping(INNER)
+    layer = _layer(raw, keys.mapping(INNER), where)
     inner = Keys(layer, f"{where}: {INNER}")
     kind = keys.optional_text(KIND)
     names = [*keys.texts("architectures"), *(() if kind is None else (kind,))]
@@ -63,7 +66,7 @@ def _convert(raw: Raw, where: str) -> DraftCheckpointConfig:
         # The input of layer i + 1 is the output of layer i.
         target_layer_ids=tuple(number - 1 for number in inputs),
         num_target_layers=0,
-        sample_from_anchor=keys.flag("sample_from_anchor", default=anchors(network)),
+        sample_from_anchor=keys.flag("sample_from_anchor", default=_anchored(keys, network, where)),
         embedding_scale=1.0,
         logit_scale=1.0,
         logit_softcap=0.0,
@@ -72,6 +75,35 @@ def _convert(raw: Raw, where: str) -> DraftCheckpointConfig:
         ),
         ignored=tuple(sorted({*ignored(raw, known), *ignored(layer, known)})),
     )
+
+
+def _layer(raw: Raw, inner: dict[str, Any], where: str) -> dict[str, Any]:
+    """The network's keys, with those that the file may state at top level in their place."""
+    for key in EITHER:
+        outer = raw.get(key)
+        if outer is None:
+            continue
+        if inner.get(key) not in (None, outer):
+            raise CheckpointError(f"{where}: `{key}` is {outer}, but {INNER} says {inner[key]}")
+        inner[key] = outer
+    return inner
+
+
+def _anchored(keys: Keys, network: str, where: str) -> bool:
+    """Whether every row predicts, in a file that does not say so outright.
+
+    The flag is younger than the first DSpark files: what these propose is then one token less than
+    a block has rows, where the pending token's row predicts nothing.
+    """
+    methods = keys.mapping("speculators_config").get("proposal_methods")
+    for method in methods if isinstance(methods, list) else ():
+        if isinstance(method, Mapping):
+            inner = Keys(method, f"{where}: speculators_config.proposal_methods")
+            tokens = inner.optional_integer("speculative_tokens", high=MAX_BLOCK)
+            block = keys.integer("block_size", low=2, high=MAX_BLOCK)
+            if tokens in (block, block - 1):
+                return tokens == block
+    return anchors(network)
 
 
 DIALECT: Final = Dialect("speculators", _claims, _convert)
