@@ -16,6 +16,7 @@ from launch.children import Children
 from launch.daemon_process import Event
 from launch.deadlines_heap import DeadlineHeap
 from launch.events import Role
+from launch.loads import Loads
 from launch.peer import Listed, Peer, Sent
 from launch.plan import Plan
 from launch.restart import Backoff
@@ -64,6 +65,7 @@ class Lives:
         self._starter: Starter | None = None
         self.understudy = Understudy(self)
         self._stale = 0  # replies of lives that are over
+        self._loads = Loads(plan.deadlines)
         self._backoffs: dict[Role, Backoff] = {
             role: Backoff(plan.restarts) for role in ("target", "draft")
         }
@@ -124,6 +126,8 @@ class Lives:
 
     def note_loaded(self, peer: Peer) -> None:
         """It has loaded, in time."""
+        if peer.load_timer.action is not None and peer is not self.understudy.candidate:
+            self._loads.note(peer.role, time.monotonic() - peer.began)
         self._timers.cancel(peer.load_timer)
 
     def lose(self, peer: Peer, error: DaemonError, *, kill: bool) -> None:
@@ -172,6 +176,7 @@ class Lives:
     def forgive(self, role: Role) -> None:
         """Forget its failures: what comes next is another daemon."""
         self._backoffs[role] = Backoff(self._plan.restarts)
+        self._loads.forget(role)
 
     def is_gone(self, role: Role) -> bool:
         """Whether it has no process, and will get none."""
@@ -226,8 +231,11 @@ class Lives:
         events = peer.start(self._poller)
         self.children.watch(peer)
         self.children.await_deadline(peer)
-        due = time.monotonic() + self._plan.deadlines.load
-        peer.load_timer = self._timers.add(due, partial(self._on_load_late, peer))
+        first = peer is self.understudy.candidate or self._plan.attach is not None
+        seconds = self._plan.deadlines.load if first else self._loads.allow(peer.role)
+        peer.began = time.monotonic()
+        late = partial(self._on_load_late, peer, seconds)
+        peer.load_timer = self._timers.add(peer.began + seconds, late)
         self._hears.tell(peer)
         self._on_events(peer, events)
 
@@ -237,8 +245,9 @@ class Lives:
                 self._hears.on_event(peer, event)
         self.restart_if_due(peer)
 
-    def _on_load_late(self, peer: Peer) -> None:
-        error = peer.process.absent(peer.role, self._plan.deadlines.load)
+    def _on_load_late(self, peer: Peer, seconds: float) -> None:
+        self._loads.note_late(peer.role)
+        error = peer.process.absent(peer.role, seconds)
         self.lose(peer, error, kill=True)
 
     def _may_restart(self, peer: Peer) -> bool:

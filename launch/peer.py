@@ -101,6 +101,7 @@ class Peer:
         self.restart_at: float | None = None  # once it has failed
         self.num_stale_replies = 0
         self.fds: tuple[int, ...] = ()  # of the process, as the poller watches them
+        self.began = 0.0  # to load, on time.monotonic()'s clock
         # Not due until it is set.
         self.load_timer = Timer(0.0, None)
         self._address = address

@@ -24,7 +24,8 @@ class FrozenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class Deadlines(FrozenConfig, frozen=True, kw_only=True):
     """How long each wait may take, in seconds. No other file holds such a number."""
 
-    load: Timeout = 300.0
+    load: Timeout = 300.0  # the first time: see launch.loads
+    load_least: Timeout = 30.0
     hello: Timeout = 30.0
     pair: Timeout = 60.0
     open: Timeout = 10.0

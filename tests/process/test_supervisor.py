@@ -457,6 +457,30 @@ def test_a_daemon_that_hangs_with_nothing_to_do_is_found_out_and_started_again(s
 
 
 @pytest.mark.fault
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_daemon_that_is_stopped_while_it_loads_again_is_not_waited_for_as_the_first_time(
+    start, role
+):
+    with start(load_least=0.5) as supervisor:
+        supervisor.wait_ready()
+        client = Client(supervisor, 1).submit(PROMPT, 400)
+        supervisor.run_until(lambda: len(client.pieces) > 3)
+        stopped = getattr(supervisor.describe(), role).pid
+        os.kill(stopped, signal.SIGKILL)
+
+        def next_life():
+            status = getattr(supervisor.describe(), role)
+            return status.pid not in (None, stopped) and status.stage == "loading"
+
+        supervisor.run_until(next_life)
+        os.kill(getattr(supervisor.describe(), role).pid, signal.SIGSTOP)
+        supervisor.run_until(lambda: supervisor._crew.restarts[role] >= 2)
+        client.finish()
+        supervisor.run_until(lambda: supervisor.describe().mode == "speculative")
+    assert client.tokens == text(PROMPT, 400)
+
+
+@pytest.mark.fault
 def test_a_draft_that_is_late_holds_up_no_request_and_is_not_started_again(start):
     with start(soft_seed=0.05, hard_least=9.0) as supervisor:
         supervisor.wait_ready()
