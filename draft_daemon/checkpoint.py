@@ -66,7 +66,7 @@ def load_draft(
         shapes = dict(network.shapes(config))
         if config.reduced_vocabulary:
             shapes["lm_head.weight"] = (config.draft_vocab_size, config.hidden_size)
-            shapes["d2t"] = (config.draft_vocab_size,)
+            shapes |= _maps(config, source.names())
         ignored = _account(source, frozenset(shapes))
         loader = _Loader(OnDevice(source, device), shapes)
         built = network.build(config, loader.get, dtype)
@@ -107,6 +107,14 @@ class _Loader:
     def integers(self, name: str) -> Tensor:
         """An index tensor."""
         return self._checked(name, (torch.int64, torch.int32)).to(torch.int64)
+
+    def flagged(self, name: str) -> Tensor:
+        """The indices that a tensor of flags sets, ascending."""
+        return self._checked(name, (torch.bool,)).nonzero().flatten()
+
+    def has(self, name: str) -> bool:
+        """Whether the tensor is one of those that are wanted."""
+        return name in self._shapes
 
     def _checked(self, name: str, dtypes: tuple[torch.dtype, ...]) -> Tensor:
         tensor = self._source.expect(name, self._shapes[name])
@@ -150,8 +158,33 @@ def _vocabulary(
     return torch.tensor(ids, dtype=torch.int64, device=device)
 
 
+def _maps(config: DraftCheckpointConfig, names: frozenset[str]) -> dict[str, tuple[int, ...]]:
+    """The tensors that say which ids a draft with its own head scores: both, or the one there is.
+
+    ``d2t`` holds offsets, ``target id = draft id + d2t``; ``t2d`` a flag for each id of the target.
+    """
+    maps: dict[str, tuple[int, ...]] = {
+        "d2t": (config.draft_vocab_size,),
+        "t2d": (config.vocab_size,),
+    }
+    there = {name: shape for name, shape in maps.items() if name in names}
+    return there or {"d2t": maps["d2t"]}
+
+
 def _own_head(config: DraftCheckpointConfig, loader: _Loader, dtype: torch.dtype) -> OwnHead:
-    """Head and id map; the published map holds offsets: ``target id = draft id + d2t``."""
+    """Head and id map, the latter as both of its tensors have it."""
+    flagged = loader.flagged("t2d") if loader.has("t2d") else None
+    if flagged is not None and len(flagged) != config.draft_vocab_size:
+        raise CheckpointError(
+            f"tensor t2d: expected {config.draft_vocab_size} ids, found {len(flagged)}"
+        )
+    ids = flagged if flagged is not None and not loader.has("d2t") else _mapped(config, loader)
+    if flagged is not None and not torch.equal(ids.sort().values, flagged):
+        raise CheckpointError("tensor d2t: expected the ids of t2d, found others")
+    return OwnHead(pack(loader.get("lm_head.weight"), dtype), ids)
+
+
+def _mapped(config: DraftCheckpointConfig, loader: _Loader) -> Tensor:
     offsets = loader.integers("d2t")
     ids = torch.arange(config.draft_vocab_size, device=offsets.device) + offsets
     low, high, different = int(ids.min()), int(ids.max()), len(set(ids.tolist()))
@@ -160,4 +193,4 @@ def _own_head(config: DraftCheckpointConfig, loader: _Loader, dtype: torch.dtype
             f"tensor d2t: expected different ids in 0..{config.vocab_size - 1}, "
             f"found {different} different ones in {low}..{high}"
         )
-    return OwnHead(pack(loader.get("lm_head.weight"), dtype), ids)
+    return ids

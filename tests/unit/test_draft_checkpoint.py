@@ -14,6 +14,12 @@ def own_head(d2t, rows=4):
     return {"lm_head.weight": torch.ones(rows, 32), "d2t": torch.tensor(d2t)}
 
 
+def flags(*ids):
+    found = torch.zeros(96, dtype=torch.bool)
+    found[list(ids)] = True
+    return {"t2d": found}
+
+
 def load(folder, raw=Z_LAB, **options):
     return load_draft(write_draft(folder, raw, **options), torch.float32)
 
@@ -56,11 +62,23 @@ def test_a_tensor_that_nobody_knows_is_refused(tmp_path):
 
 
 def test_a_reduced_vocabulary_brings_its_own_head_and_map(tmp_path):
-    extra = own_head([5, 6, 6, 92]) | {"t2d": torch.zeros(96, dtype=torch.bool)}
-    draft = load(tmp_path, REDUCED, extra=extra)
+    draft = load(tmp_path, REDUCED, extra=own_head([5, 6, 6, 92]) | flags(5, 7, 8, 95))
     assert draft.own_head.target_ids.tolist() == [5, 7, 8, 95]
-    assert "t2d" in draft.ignored
-    assert "lm_head.weight" not in draft.ignored
+    assert not {"lm_head.weight", "t2d", "d2t"} & set(draft.ignored)
+
+
+def test_flags_alone_say_which_ids_the_head_scores(tmp_path):
+    extra = {"lm_head.weight": torch.ones(4, 32)} | flags(95, 8, 7, 5)
+    assert load(tmp_path, REDUCED, extra=extra).own_head.target_ids.tolist() == [5, 7, 8, 95]
+
+
+@pytest.mark.parametrize(
+    ("ids", "sentence"),
+    [((5, 7, 8), "t2d: expected 4 ids, found 3"), ((5, 7, 8, 94), "expected the ids of t2d")],
+)
+def test_flags_that_contradict_are_refused(tmp_path, ids, sentence):
+    with pytest.raises(CheckpointError, match=sentence):
+        load(tmp_path, REDUCED, extra=own_head([5, 6, 6, 92]) | flags(*ids))
 
 
 @pytest.mark.parametrize("d2t", [[0, 0, 0, 93], [-1, 0, 0, 0], [3, 2, 0, 0]])
