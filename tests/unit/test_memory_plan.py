@@ -45,6 +45,12 @@ def test_each_part_is_counted_in_full():
     assert plan_of().needed == sum(found.values())
 
 
+def test_kept_prefixes_are_counted_as_they_are_allowed():
+    found = sizes(plan_of(prefix_bytes=12345, prefix_folder="/store"))
+    assert found["kept prefixes"] == 12345
+    assert found["one prefix on its way from disk"] * 2 == found["keys and values"]
+
+
 def test_a_tied_bf16_head_is_the_embedding_itself():
     assert "head" not in sizes(plan_of("bfloat16"))
     untied = sizes(plan_of("bfloat16", {"tie_word_embeddings": False}))
