@@ -17,19 +17,18 @@ from protocol.checkpoints.target_config import read_model_config
 from protocol.config import TargetConfig
 from protocol.errors import UnsupportedModel
 from protocol.kernels.rope import Turner, table
-from target_daemon.capture import open_capture
 from target_daemon.checkpoint import Checkpoint
-from target_daemon.checks import check_mask
 from target_daemon.columns import NOWHERE, Columns
 from target_daemon.columns import settle as settle_columns
 from target_daemon.dense.key_values import KeptRows, KeyValues
 from target_daemon.dense.layout import Rules, resolve
+from target_daemon.dense.passes import Ends, PassedTarget
 from target_daemon.dense.places import Line, Tree
 from target_daemon.dense.stack import Stack
 from target_daemon.dense.static import StaticForwards
 from target_daemon.dense.weights import DenseLoader
 from target_daemon.exactness import BASE, REFERENCE, WIDE, AttentionShape, Exactness, Widths, settle
-from target_daemon.families.base import Family, LoadRequest, NativeTarget
+from target_daemon.families.base import Family, LoadRequest, NativeTarget, open_ring
 from target_daemon.target import Logits
 
 PROBE_SLOT: Final = 0
@@ -61,27 +60,14 @@ class DenseFamily(Family):
         return DenseTarget(request, self.rules)
 
 
-class DenseTarget(KeptRows):
+class DenseTarget(KeptRows, PassedTarget):
     """A loaded dense decoder with K/V for ``config.slots`` sequences."""
-
-    embedding_scale = 1.0
-    logit_scale = 1.0
-    logit_softcap = 0.0
 
     def __init__(self, request: LoadRequest, rules: Rules) -> None:
         model, config = request.model, request.config
         layout = resolve(model, rules)
-        self._take_facts(request, layout.theta)
-        self._capture, self.ring = open_capture(
-            request.host,
-            taps=config.taps,
-            num_layers=model.num_layers,
-            hidden_size=model.hidden_size,
-            slots=config.slots,
-            window=config.ring_window,
-            widest_forward=max(config.prefill_chunk, config.block_size),
-            dtype=self.dtype,
-        )
+        self.take_facts(request, layout.theta)
+        self._capture, self.ring = open_ring(request)
         loader = DenseLoader(Checkpoint(request.tensors), model, layout, self.dtype)
         self.weights = loader.load(request.host)
         self.weight_bytes = self.weights.bytes
@@ -95,14 +81,8 @@ class DenseTarget(KeptRows):
             device=request.device,
         )
         capacity, scaling = self.key_values.capacity, model.rope_scaling
-        self._attention = AttentionShape(
-            kv_heads=model.num_kv_heads,
-            group=model.num_heads // model.num_kv_heads,
-            head_dim=model.head_dim,
-            capacity=capacity,
-            dtype=self.dtype,
-            device=request.device,
-        )
+        heads = (model.num_heads, model.num_kv_heads, model.head_dim)
+        self._attention = self._shape(heads, capacity)
         angles = table(model.head_dim, layout.theta, capacity, self.dtype, scaling, request.device)
         turner = Turner(angles, self.dtype)
         self._stack = Stack(model, self.weights, self.key_values, self._capture, turner, self.dtype)
@@ -112,26 +92,11 @@ class DenseTarget(KeptRows):
 
     def _static(self, capacity: int) -> StaticForwards:
         widest, logits = max(self.max_width, REFERENCE), self._logits
-        return StaticForwards(self._stack, self._capture, logits, self._device, capacity, widest)
+        return StaticForwards(self._stack, self._capture, logits, self.device, capacity, widest)
 
-    def _take_facts(self, request: LoadRequest, theta: float) -> None:
-        model, config = request.model, request.config
-        self.model_type = model.model_type
-        self.dtype = request.dtype
-        self._device = request.device
-        self.hidden_size = model.hidden_size
-        self.num_layers = model.num_layers
-        self.vocab_size = self.padded_vocab_size = model.vocab_size
-        self.max_positions = request.max_positions
-        self.slots = config.slots
-        self.capture_layer_ids = config.taps
-        self.mask_token_id = config.mask_token_id
-        check_mask(config.mask_token_id, model.vocab_size)
-        self.eos_token_ids = model.eos_token_ids
-        self.tied = model.tied
-        self.rope_theta = theta
-        self.max_width = max(config.block_size, 1)
-        self.prefill_chunk = config.prefill_chunk
+    @property
+    def ends(self) -> Ends:
+        return self.weights
 
     # --- state ---------------------------------------------------------------------------------
 
@@ -188,21 +153,14 @@ class DenseTarget(KeptRows):
         self, slot: int, tokens: Tensor, base_pos: int, logits: Logits
     ) -> Tensor | None:
         count, multiple = tokens.shape[0], self.widths.key_multiple
-        tokens = tokens.to(self._device)
+        tokens = tokens.to(self.device)
         if self.forwards is not None and logits == "all" and count <= self.max_width:
             return self.forwards.run(slot, tokens, base_pos, self.widths.least)
-        answers: list[Tensor] = []
-        for start, stop, rows in self.widths.passes(count):
-            wanted = "none" if logits == "last" and stop < count else logits
-            line = Line(base_pos + start, stop - start, rows)
-            hidden = self._stack.run(slot, tokens[start:stop], line, multiple)
-            if wanted == "all":
-                answers.append(self._logits(hidden)[: stop - start])
-            elif wanted == "last":
-                answers.append(self._last(hidden, stop - start))
-        if not answers:
-            return None
-        return answers[0] if len(answers) == 1 else torch.cat(answers)
+
+        def run(slot: int, part: Tensor, line: Line) -> Tensor:
+            return self._stack.run(slot, part, line, multiple)
+
+        return self.run_passes(run, slot, tokens, base_pos, logits)
 
     @torch.inference_mode()
     def verify_tree(
@@ -213,7 +171,7 @@ class DenseTarget(KeptRows):
         places = self._columns.place(base_pos, parents)
         if NOWHERE in places:
             raise ValueError("a row that `tree_rows` leaves out")
-        tokens, tree = tokens.to(self._device), Tree(base_pos, parents, places)
+        tokens, tree = tokens.to(self.device), Tree(base_pos, parents, places)
         self._tree = slot, tree
         answers = []
         for start, stop, rows in self.widths.passes(tokens.shape[0]):
@@ -221,12 +179,6 @@ class DenseTarget(KeptRows):
             hidden = self._stack.run(slot, tokens[start:stop], part, self.widths.key_multiple)
             answers.append(self._logits(hidden)[: stop - start])
         return answers[0] if len(answers) == 1 else torch.cat(answers)
-
-    def _last(self, hidden: Tensor, count: int) -> Tensor:
-        """Logits of row ``count - 1``, computed among `least` rows: the head's width counts too."""
-        least = self.widths.least
-        first = max(0, min(count - 1, hidden.shape[0] - least))
-        return self._logits(hidden[first : first + least])[count - 1 - first :][:1]
 
     # --- width invariance ----------------------------------------------------------------------
 
@@ -282,16 +234,3 @@ class DenseTarget(KeptRows):
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         return self._stack.embed(tokens)
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return self.weights.head(self.weights.norm(hidden)).float()
-
-    @torch.inference_mode()
-    def project_hidden_to_tokens(self, hidden: Tensor) -> Tensor:
-        return self.weights.head(hidden.to(self.dtype)).float().argmax(dim=-1)
-
-    @torch.inference_mode()
-    def project_hidden_to_topk(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        scores = self.weights.head(hidden.to(self.dtype)).float()
-        best, ids = scores.topk(k, dim=-1)
-        return best - scores.logsumexp(dim=-1, keepdim=True), ids

@@ -61,7 +61,7 @@ class DenseLoader:
 
     def load(self, host: FeatureHost) -> DenseWeights:
         """Load everything; raises CheckpointError for a missing, misshapen or unknown tensor."""
-        embed, head = self._shared(host)
+        embed, head = share_ends(self._checkpoint, self._model, self._dtype, host)
         layers = tuple(self._layer(index) for index in range(self._model.num_layers))
         norm = self._norm("model.norm.weight", self._model.hidden_size)
         # A tied checkpoint may store its embedding twice; the config says which one counts.
@@ -69,24 +69,6 @@ class DenseLoader:
         tensors = {id(item): item for item in (embed, head.weight, norm.weight, *_tensors(layers))}
         size = sum(item.numel() * item.element_size() for item in tensors.values())
         return DenseWeights(embed, layers, norm, head, size)
-
-    def _shared(self, host: FeatureHost) -> tuple[Tensor, Linear]:
-        """Embedding and head, in memory that the draft will map."""
-        shape = (self._model.vocab_size, self._model.hidden_size)
-        stored = self._checkpoint.get(EMBED, shape)
-        transposed = TRANSPOSED[self._dtype]
-        specs = {"embed": WeightSpec(shape, _name(stored.dtype))}
-        own = not self._model.tied or transposed or stored.dtype != self._dtype
-        key = "head_t" if transposed else "head"
-        if own:
-            specs[key] = WeightSpec(shape[::-1] if transposed else shape, _name(self._dtype))
-        shared = host.create_weights(specs)
-        shared["embed"].copy_(stored)
-        if not own:
-            return shared["embed"], adopt(shared["embed"], transposed=False)
-        source = stored if self._model.tied else self._checkpoint.get(HEAD, shape)
-        shared[key].copy_(source.t() if transposed else source)
-        return shared["embed"], adopt(shared[key], transposed=transposed)
 
     def _layer(self, index: int) -> LayerWeights:
         model, layout, name = self._model, self._layout, f"model.layers.{index}"
@@ -147,6 +129,31 @@ class DenseLoader:
         if rotated and interleaves(self._dtype):
             return interleave(tensor, self._model.head_dim)
         return tensor
+
+
+def share_ends(
+    checkpoint: Checkpoint,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    host: FeatureHost,
+    embedding: str = EMBED,
+) -> tuple[Tensor, Linear]:
+    """Embedding and head, in memory that the draft will map."""
+    shape = (model.vocab_size, model.hidden_size)
+    stored = checkpoint.get(embedding, shape)
+    transposed = TRANSPOSED[dtype]
+    specs = {"embed": WeightSpec(shape, _name(stored.dtype))}
+    own = not model.tied or transposed or stored.dtype != dtype
+    key = "head_t" if transposed else "head"
+    if own:
+        specs[key] = WeightSpec(shape[::-1] if transposed else shape, _name(dtype))
+    shared = host.create_weights(specs)
+    shared["embed"].copy_(stored)
+    if not own:
+        return shared["embed"], adopt(shared["embed"], transposed=False)
+    source = stored if model.tied else checkpoint.get(HEAD, shape)
+    shared[key].copy_(source.t() if transposed else source)
+    return shared["embed"], adopt(shared[key], transposed=transposed)
 
 
 def _tensors(layers: tuple[LayerWeights, ...]) -> Iterator[Tensor]:

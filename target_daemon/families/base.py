@@ -20,6 +20,8 @@ from protocol.config import TargetConfig
 from protocol.cpu import resolve_dtype
 from protocol.errors import UnsupportedModel
 from protocol.transports.base import FeatureHost, RingView
+from target_daemon.capture import Capture, open_capture
+from target_daemon.checks import check_mask
 from target_daemon.exactness import Exactness
 from target_daemon.progress import Progress, ReportingSource, unreported
 from target_daemon.target import DFlashTarget
@@ -43,6 +45,20 @@ class NativeTarget(DFlashTarget):
     ring: RingView
     exactness: Exactness
     weight_bytes: int
+    device: torch.device
+
+    def take_facts(self, request: "LoadRequest", theta: float) -> None:
+        """Set what config and checkpoint say; ConfigError for an impossible mask token."""
+        model, config = request.model, request.config
+        check_mask(config.mask_token_id, model.vocab_size)
+        self.model_type, self.dtype, self.device = model.model_type, request.dtype, request.device
+        self.hidden_size, self.num_layers = model.hidden_size, model.num_layers
+        self.vocab_size = self.padded_vocab_size = model.vocab_size
+        self.max_positions, self.slots = request.max_positions, config.slots
+        self.capture_layer_ids, self.mask_token_id = config.taps, config.mask_token_id
+        self.eos_token_ids, self.tied = model.eos_token_ids, model.tied
+        self.rope_theta = theta
+        self.max_width, self.prefill_chunk = max(config.block_size, 1), config.prefill_chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +77,21 @@ class LoadRequest:
         """Context length: what was asked for, at most what the model was made for."""
         stated = self.model.max_positions
         return min(self.config.max_positions or stated, stated)
+
+
+def open_ring(request: LoadRequest) -> tuple[Capture, RingView]:
+    """Have the host allocate the target's feature ring; its writer. ConfigError for bad taps."""
+    model, config = request.model, request.config
+    return open_capture(
+        request.host,
+        taps=config.taps,
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        slots=config.slots,
+        window=config.ring_window,
+        widest_forward=max(config.prefill_chunk, config.block_size),
+        dtype=request.dtype,
+    )
 
 
 class Family(ABC):

@@ -25,8 +25,7 @@ from target_daemon.adapter.caches import SlotCaches, Snapshot
 from target_daemon.adapter.copies import CopiedCaches
 from target_daemon.adapter.measure import Watched, embedding_scale
 from target_daemon.adapter.probe import SLOT, settle
-from target_daemon.capture import open_capture
-from target_daemon.families.base import ANY, Family, LoadRequest, NativeTarget
+from target_daemon.families.base import ANY, Family, LoadRequest, NativeTarget, open_ring
 from target_daemon.target import Logits
 
 ALL_LOGITS: Final = 0  # what `logits_to_keep` means by 0
@@ -49,16 +48,7 @@ class TransformersTarget(CopiedCaches):
         self._model = foreign.load_model(library, path, model.model_type, request.dtype)
         self._embedding, self._head = parts.ends(self._model)
         self._take_facts(request)
-        self._capture, self.ring = open_capture(
-            request.host,
-            taps=config.taps,
-            num_layers=model.num_layers,
-            hidden_size=model.hidden_size,
-            slots=config.slots,
-            window=config.ring_window,
-            widest_forward=max(config.prefill_chunk, config.block_size),
-            dtype=self.dtype,
-        )
+        self._capture, self.ring = open_ring(request)
         self._layers = parts.layers(self._model, model.num_layers)
         for index in config.taps:
             self._layers[index].register_forward_hook(self._hook(index))

@@ -9,7 +9,7 @@ import torch
 from support import proven_targets as proven
 from support.drive import pack, prefill, unpack
 from support.foreign_target import write_foreign_target
-from support.targets import prompt
+from support.targets import load, prompt
 
 from protocol.messages import OpenItem, Sampling, VerifyItem
 from target_daemon.checks import Limits
@@ -31,13 +31,14 @@ SETTINGS = {
 }
 # A state that sums all rows up holds none by itself, and the library keeps none of before.
 RECURRENT = {"bamba", "falcon_h1", "qwen3_5", "qwen3_next"}
+NAMES = sorted([*proven.FAMILIES, f"qwen3_5{proven.NATIVE}"])
 WAYS = [
     (family, way)
-    for family in sorted(proven.FAMILIES)
+    for family in NAMES
     for way in (("replay",) if family in RECURRENT else ("fast", "replay", "failing"))
 ]
 each_way = pytest.mark.parametrize(("case", "way"), WAYS, indirect=True)
-each_family = pytest.mark.parametrize("case", sorted(proven.FAMILIES), indirect=True)
+each_family = pytest.mark.parametrize("case", NAMES, indirect=True)
 
 
 @dataclass
@@ -63,7 +64,10 @@ def cases(tmp_path_factory):
 
     @cache
     def make(family):
-        folder = write_foreign_target(place / family, proven.FAMILIES[family])
+        name = family.removesuffix(proven.NATIVE)
+        folder = write_foreign_target(place / family, proven.FAMILIES[name])
+        if name != family:
+            return Case(family, folder, load(folder, **SETTINGS), proven.native_state)
         return Case(family, folder, proven.load_adapted(folder, **SETTINGS), proven.adapted_state)
 
     return make
@@ -170,5 +174,7 @@ def test_which_ways_a_model_allows_is_found_at_load_and_why(case):
     assert target.supports_fast_rollback == (case.family not in RECURRENT)
     recurrent = "a recurrent state holds no row by itself"
     dropped = "give rejected rows up one by one"
+    if case.family.endswith(proven.NATIVE):
+        dropped = "the states of its last 8 rows are kept, in 8,192 bytes"
     assert (recurrent if case.family in RECURRENT else dropped) in target.rollback_detail
-    assert not target.stepwise
+    assert not getattr(target, "stepwise", False)

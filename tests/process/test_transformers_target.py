@@ -16,7 +16,7 @@ PROMPT, NEW, CHUNK, WIDTH = prompt(14, seed=3).tolist(), 16, 8, 6
 
 
 def test_a_daemon_gives_the_librarys_text_with_and_without_proposals(tmp_path):
-    folder = write_foreign_target(tmp_path / "model", "qwen3_5")
+    folder = write_foreign_target(tmp_path / "model", "qwen3_next")
     settings = {"dtype": "float32", "taps": (0, 2), "block_size": WIDTH, "prefill_chunk": CHUNK}
     with TargetProcess(folder, ring_window=64, slots=2, **settings) as daemon:
         assert daemon.wait_until_started() == Ready(), daemon.log()

@@ -57,10 +57,14 @@ FAMILIES = {
         "n_groups": 1,
         "time_step_limit": (0.0, float("inf")),
     },
-    "qwen3_5": COMMON
+    "qwen3_next": COMMON
     | ATTENTION
     | {
-        "model_type": "qwen3_5_text",
+        "model_type": "qwen3_next",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
         "layer_types": ["linear_attention", "full_attention"] * 2,
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 4,
@@ -71,10 +75,10 @@ FAMILIES = {
 }
 
 
-def write_foreign_target(folder, family, *, seed=0, dtype=torch.float32, **changes):
+def write_foreign_target(folder, family, *, seed=0, dtype=torch.float32, gain=1.5, **changes):
     """Have `transformers` make and save a random model of `family`; returns `folder`.
 
-    `family` is a name in `FAMILIES`, or a config's settings.
+    `family` is a name in `FAMILIES`, or a config's settings; `gain` is how strongly layers act.
     """
     import transformers
 
@@ -88,7 +92,7 @@ def write_foreign_target(folder, family, *, seed=0, dtype=torch.float32, **chang
         for name, parameter in model.named_parameters():
             # As it is made, a model's layers hardly change what they are given.
             if parameter.dim() == 2 and "A_log" not in name:
-                parameter.data.normal_(0, 1.5 * parameter.shape[1] ** -0.5, generator=generator)
+                parameter.data.normal_(0, gain * parameter.shape[1] ** -0.5, generator=generator)
         model.to(dtype).save_pretrained(folder)
     # What an old checkpoint would not have, and a reader of config.json could miss.
     (folder / "generation_config.json").unlink(missing_ok=True)

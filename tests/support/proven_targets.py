@@ -48,6 +48,9 @@ FAMILIES = {
 }
 
 
+NATIVE = "-native"  # behind a family's name: loaded by ours
+
+
 def load_adapted(folder, host=None, **settings):
     """The checkpoint through `transformers`, also where a family of ours would load it."""
     config = TargetConfig(model=str(folder), run_dir="", life=1, dtype="float32", **settings)
@@ -96,6 +99,13 @@ def adapted_state(target, slot):
                     last = layer.conv_kernel_size[key] if name == "conv_states" else 0
                     found[f"{index}.{name}.{key}"] = tensor[..., -last:]
     return found
+
+
+def native_state(target, slot):
+    """The same of a native hybrid: rows of K/V by position, and what the recurrent layers hold."""
+    length = target.states.slots[slot].length
+    found = {str(at): each for at, each in enumerate(target.states.copies(slot))}
+    return found | {"key_values": target.key_values.save(slot, 0, length)}
 
 
 def same_as_fresh(target, state, text, near):
