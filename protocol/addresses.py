@@ -11,6 +11,7 @@ from typing import Final
 from protocol.errors import ConfigError
 
 SCHEME: Final = "tcp://"
+IPC: Final = "ipc://"  # and the path of a socket file
 MAX_PORT: Final = 65535
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 

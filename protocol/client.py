@@ -4,118 +4,99 @@ A message is *sent*; its reply is an event that the poll loop finds later. Deadl
 loop's: it passes the nearest one as the timeout of `Poller.poll`.
 """
 
-import math
-import time
+import select
 from collections import deque
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
-import zmq
-
-from protocol.addresses import is_tcp, parse_tcp
 from protocol.codec import decode, encode
-from protocol.errors import ConfigError, DaemonError, InternalError, Overloaded, ProtocolError
+from protocol.ends import Caller, call
+from protocol.errors import DaemonError, InternalError, Overloaded, ProtocolError
 from protocol.keyring import Keyring
 from protocol.keys import Role
 from protocol.messages import LinkMessage
-from protocol.monitor import Monitor
-from protocol.sockets import Context, Socket, connect_ipc, connect_tcp, dealer_tcp
 
 MAX_OUTBOX: Final = 64  # messages that wait for a peer that is not there yet, or does not read
-MAX_BATCH: Final = 256  # replies taken in one turn of the loop
-# Plain numbers: arithmetic on pyzmq's enumerations is done in Python, with every message.
-READABLE: Final = int(zmq.POLLIN)
-WRITABLE: Final = int(zmq.POLLOUT)
-NOT_WAITING: Final = int(zmq.NOBLOCK)
+READABLE: Final = select.POLLIN
+WRITABLE: Final = select.POLLOUT
 
 Reply = TypeVar("Reply", bound=LinkMessage)
 
 
 class Link(Generic[Reply]):
-    """A DEALER to one daemon; made by `Poller.connect`, ended by `close`.
+    """One daemon's link; made by `Poller.connect`, ended by `close`.
 
     The daemon need not have bound yet. What is sent before it has waits here, until `Poller.poll`
-    finds the daemon, and not in ZeroMQ: once this link is closed, nothing of it can reach a later
-    daemon at the same address.
+    finds the daemon: once this link is closed, nothing of it can reach a later daemon at the same
+    address.
     """
 
     def __init__(
         self,
         poller: "Poller",
-        socket: Socket,
         replies: tuple[type[Reply], ...],
-        monitor: Monitor | None = None,
+        address: str,
+        role: Role,
+        keyring: Keyring | None,
     ) -> None:
         self._poller = poller
         self._replies = replies
         self._outbox: deque[bytes] = deque()
-        self.socket = socket
-        self.monitor = monitor  # of a connection over a network
         self.moved_bytes = 0  # of messages, both ways, before they are encrypted
+        self.end: Caller = call(address, self._watch, role, keyring)
 
     @property
     def trouble(self) -> DaemonError | None:
         """Why there is no connection over a network now; None with one, and for ``ipc``."""
-        return None if self.monitor is None else self.monitor.trouble()
+        return self.end.trouble
 
     @property
     def broken(self) -> DaemonError | None:
-        """Why nothing that was sent over a network may be answered any more, ever."""
-        if self.monitor is None:
-            return None
-        self.monitor.trouble()
-        return self.monitor.broken
+        """Why nothing that was sent may be answered any more, ever."""
+        return self.end.broken
 
     def send(self, message: LinkMessage) -> None:
         """Send, or queue; never blocks. Raises Overloaded when the queue is full."""
         data = encode(message)
-        self.flush()
-        if not self._outbox and self._try(data):
+        if self._outbox:
+            self.flush()
+        if not self._outbox and self.end.send(data):
+            self.moved_bytes += len(data)
             return
         if len(self._outbox) >= MAX_OUTBOX:
             raise Overloaded(f"{MAX_OUTBOX} messages already wait for the daemon")
         self._outbox.append(data)
-        self._poller.watch(self, write=True)
+        self.end.want_write(wanted=True)
 
     def receive(self) -> list[Reply | ProtocolError]:
         """All replies that wait; a malformed one is in the list as its ProtocolError."""
-        found: list[Reply | ProtocolError] = []
-        # Asking what waits costs less than the exception that says that nothing does.
-        while len(found) < MAX_BATCH and int(self.socket.getsockopt(zmq.EVENTS)) & READABLE:
-            found.append(self._read(self.socket.recv_multipart(NOT_WAITING)))
-        return found
+        return [self._read(data) for data in self.end.receive()]
 
     def flush(self) -> None:
         """Send what waits, as far as the daemon takes it; the poller calls this."""
-        while self._outbox and self._try(self._outbox[0]):
-            self._outbox.popleft()
-            if not self._outbox:
-                self._poller.watch(self, write=False)
+        taken = self.end.flush()
+        while taken and self._outbox and self.end.send(self._outbox[0]):
+            self.moved_bytes += len(self._outbox.popleft())
+        if taken and not self._outbox:
+            self.end.want_write(wanted=False)
 
     def close(self) -> None:
         """Drop what was not sent and forget the daemon; closing twice is harmless."""
         self._outbox.clear()
+        self.end.close()
         self._poller.forget(self)
-        if self.monitor is not None:
-            self.monitor.close()
-        self.socket.close(linger=0)
 
-    def _try(self, data: bytes) -> bool:
-        try:
-            self.socket.send(data, NOT_WAITING)
-        except zmq.Again:
-            return False
+    def _read(self, data: bytes | ProtocolError) -> Reply | ProtocolError:
+        if isinstance(data, ProtocolError):
+            return data
         self.moved_bytes += len(data)
-        return True
-
-    def _read(self, parts: list[bytes]) -> Reply | ProtocolError:
-        if len(parts) != 1:
-            return ProtocolError(f"a reply of {len(parts)} frames; one is expected")
-        self.moved_bytes += len(parts[0])
         try:
-            return decode(parts[0], self._replies)
+            return decode(data, self._replies)
         except ProtocolError as error:
             return error
+
+    def _watch(self, fd: int, events: int) -> None:
+        self._poller.watch(self, fd, events)
 
 
 class Poller:
@@ -126,13 +107,13 @@ class Poller:
     """
 
     def __init__(self) -> None:
-        self._context: Context | None = None
-        self._poller = zmq.Poller()
-        self._links: dict[Socket, Link[LinkMessage]] = {}
-        self._monitored: dict[Socket, Link[LinkMessage]] = {}  # by what reports of its connection
+        self._poll = select.poll()
+        self._links: dict[Link[Any], None] = {}
+        self._watched: dict[int, Link[Any] | None] = {}  # whose descriptor; None: plain
+        self._is_open = False
 
     def __enter__(self) -> Self:
-        self._context = zmq.Context()
+        self._is_open = True
         return self
 
     def __exit__(
@@ -141,11 +122,9 @@ class Poller:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for link in list(self._links.values()):
+        for link in tuple(self._links):
             link.close()
-        if self._context is not None:
-            self._context.destroy(linger=0)
-            self._context = None
+        self._is_open = False
 
     def connect(
         self,
@@ -160,85 +139,69 @@ class Poller:
         Over a network the daemon of that `role` must prove to have the key that `keyring` knows
         of it; ConfigError without keys, except on the loopback interface.
         """
-        if self._context is None:
+        if not self._is_open:
             raise InternalError("the poller is not entered")
-        if is_tcp(address):
-            socket, monitor = _connect_tcp(self._context, address, role, keyring)
-        else:
-            socket, monitor = connect_ipc(self._context, address), None
-        link = Link(self, socket, replies, monitor)
-        self._links[socket] = link  # type: ignore[assignment]  # replies of all links in one table
-        self.watch(link, write=False)
-        if monitor is not None and monitor.source is not None:
-            self._monitored[monitor.source] = link  # type: ignore[assignment]  # as above
-            self._poller.register(monitor.source, READABLE)
+        link = Link(self, replies, address, role, keyring)
+        self._links[link] = None
         return link
 
     def add(self, fd: int, *, write: bool = False) -> None:
         """Watch a descriptor for reading, and for writing if asked; adding again changes that."""
-        self._poller.register(fd, READABLE | (WRITABLE if write else 0))
+        self._watched[fd] = None
+        self._poll.register(fd, READABLE | (WRITABLE if write else 0))
 
     def remove(self, fd: int) -> None:
         """Stop watching; must be called before the descriptor is closed."""
-        self._poller.unregister(fd)
+        del self._watched[fd]
+        self._poll.unregister(fd)
 
     def poll(self, timeout: float | None) -> list["Link[LinkMessage] | int"]:
         """Wait at most `timeout` seconds; return links that have replies or are broken, and fds.
 
         None waits for ever, which is right only where a signal's wakeup descriptor is watched.
         """
-        milliseconds = None if timeout is None else max(0, math.ceil(timeout * 1000))
         ready: list[Link[LinkMessage] | int] = []
-        if not self._poller.sockets:  # pyzmq would return at once
-            if timeout is None:
-                raise InternalError("a wait for nothing, for ever")
-            time.sleep(max(0.0, timeout))
-        for source, events in self._poller.poll(milliseconds):
-            if isinstance(source, int):
-                ready.append(source)
-                continue
-            if source in self._monitored:
-                if self._monitored[source].broken is not None:
-                    ready.append(self._monitored[source])
-                continue
-            link = self._links[source]
-            if events & WRITABLE:
-                link.flush()
-            if events & READABLE:
-                ready.append(link)
+        restless = [link for link in self._links if not link.end.is_steady]
+        for link in restless:
+            wish = self._look(link, ready)
+            if wish is not None:
+                timeout = wish if timeout is None else min(wish, timeout)
+        if timeout is None and not self._watched:
+            raise InternalError("a wait for nothing, for ever")
+        self._wait(0.0 if ready else timeout, ready)
+        for link in restless:
+            if link not in ready:
+                self._look(link, ready)
         return ready
 
-    def watch(self, link: Link[Reply], *, write: bool) -> None:
-        """For `Link`: whether the loop also waits until the daemon takes a message."""
-        self._poller.register(link.socket, READABLE | (WRITABLE if write else 0))
+    def _wait(self, timeout: float | None, ready: list[Link[LinkMessage] | int]) -> None:
+        for fd, events in self._poll.poll(None if timeout is None else max(0.0, timeout * 1000)):
+            owner = self._watched[fd]
+            if owner is None:
+                ready.append(fd)
+            elif owner.end.is_steady:  # else `_look` asks it
+                if events & WRITABLE:
+                    owner.flush()
+                if events & ~WRITABLE:
+                    ready.append(owner)
+
+    def watch(self, link: Link[Reply], fd: int, events: int) -> None:
+        """For `Link`: what the loop waits for at one of its descriptors; 0: nothing any more."""
+        if events:
+            self._watched[fd] = link
+            self._poll.register(fd, events)
+        elif self._watched.pop(fd, None) is not None:
+            self._poll.unregister(fd)
 
     def forget(self, link: Link[Reply]) -> None:
         """For `Link.close`."""
-        if self._links.pop(link.socket, None) is not None:
-            self._poller.unregister(link.socket)
-        source = None if link.monitor is None else link.monitor.source
-        if source is not None and self._monitored.pop(source, None) is not None:
-            self._poller.unregister(source)
+        self._links.pop(link, None)
 
-
-def new_curve_keys() -> tuple[bytes, bytes]:
-    """A new public and secret key, in Z85; ConfigError where ZeroMQ was built without CURVE."""
-    try:
-        return zmq.curve_keypair()
-    except zmq.ZMQError as error:
-        raise ConfigError(f"this ZeroMQ makes no keys: {error.strerror}") from error
-
-
-def _connect_tcp(
-    context: Context, address: str, role: Role, keyring: Keyring | None
-) -> tuple[Socket, Monitor]:
-    place = parse_tcp(address)
-    keys, server = (None, b"") if keyring is None else (keyring.own, keyring.server(role))
-    socket = dealer_tcp(context, place, keys, server)
-    monitor = Monitor(socket, f"the {role} at {place}")
-    try:
-        connect_tcp(socket, place)
-    except BaseException:
-        monitor.close()
-        raise
-    return socket, monitor
+    def _look(self, link: Link[LinkMessage], ready: list[Link[LinkMessage] | int]) -> float | None:
+        """Let an end that no descriptor speaks for go on; how long to wait for it at most."""
+        wish = link.end.prepare()
+        if wish == 0.0:
+            link.flush()
+        if link.end.has_news:
+            ready.append(link)
+        return wish

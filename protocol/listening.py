@@ -1,16 +1,12 @@
-"""Where a daemon listens: a socket file of its run directory, or a network with a list of keys."""
+"""Where a daemon listens for other hosts, and the list of keys that it admits there."""
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from protocol.addresses import TcpAddress, parse_tcp
 from protocol.config import DraftConfig, TargetConfig
-from protocol.gate import Gate
 from protocol.keyring import Keyring, keyring_for
 from protocol.keys import Role
-from protocol.link_settings import check_socket_path
-from protocol.sockets import Context, Socket, listen_ipc, listen_tcp
 from protocol.state import ROLES, LinkName
 
 
@@ -46,17 +42,3 @@ def keyring(
     `connects` is an address that it connects to.
     """
     return keyring_for(role, config.keys, (config.listen, connects), os.environ)
-
-
-def listen(context: Context, place: Path | Network, link: LinkName) -> tuple[Socket, Gate | None]:
-    """A bound ROUTER, and the gate in front of it where keys are used.
-
-    ConfigError where it cannot be bound, or where other hosts could connect without keys.
-    """
-    if isinstance(place, Path):
-        check_socket_path(place)
-        return listen_ipc(context, place), None
-    if place.keyring is None:
-        return listen_tcp(context, place.address, None), None
-    gate = Gate(context, place.admitted(link))  # first: a socket admits all while nobody judges
-    return listen_tcp(context, place.address, place.keyring.own), gate

@@ -1,19 +1,18 @@
 """The daemon's half of the control link: bind, meet, receive, reply. One thread, one poll loop."""
 
 import logging
-import math
+import select
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar, cast
-
-import zmq
+from typing import Final, Generic, Self, TypeVar
 
 from protocol.boundary import answer, failed, typed
 from protocol.codec import decode, encode
 from protocol.ending import EndingSignals
+from protocol.ends import Listener, listen
 from protocol.errors import (
     AskedToLeave,
     DaemonError,
@@ -24,19 +23,15 @@ from protocol.errors import (
     StaleMessage,
     WireMismatch,
 )
-from protocol.gate import ROLE, Gate
-from protocol.listening import Network, listen
+from protocol.listening import Network
 from protocol.messages import WIRE_VERSION, Attach, Failed, Hello, Leave, LinkMessage
 from protocol.notify import Notifier
 from protocol.right import Right
-from protocol.sockets import Context, Socket
 from protocol.state import ROLES, LinkName
 
 MAX_PEERS: Final = 64
 SILENT: Final = Notifier()
-# Plain numbers: arithmetic on pyzmq's enumerations is done in Python, with every message.
-READABLE: Final = int(zmq.POLLIN)
-NOT_WAITING: Final = int(zmq.NOBLOCK)
+READABLE: Final = select.POLLIN
 
 Request = TypeVar("Request", bound=LinkMessage)
 
@@ -62,7 +57,7 @@ class LinkCounts:
 
 
 class Server(Generic[Request]):
-    """A ROUTER for the messages of one link of this daemon.
+    """Takes in the messages of one link of this daemon, from any number of peers.
 
     Entering binds: a socket file for this user alone, which leaving removes, or a `Network`
     address. A peer must say Hello before anything else, and `right` says whether it may; over a
@@ -85,23 +80,13 @@ class Server(Generic[Request]):
         self._right = right
         self._met: dict[bytes, None] = {}
         self._met_life = right.life
-        self._extra: frozenset[int] = frozenset()
-        self._poller = zmq.Poller()
-        self._context: Context | None = None
-        self._socket: Socket | None = None
-        self._gate: Gate | None = None
+        self._poll = select.poll()
+        self._extra: tuple[int, ...] = ()
+        self._end: Listener | None = None
         self.counts = LinkCounts()
 
     def __enter__(self) -> Self:
-        self._context = zmq.Context()
-        try:
-            self._socket, self._gate = listen(self._context, self._place, self._link)
-        except BaseException:
-            self._context.destroy(linger=0)
-            raise
-        self._poller.register(self._socket, READABLE)
-        if self._gate is not None:
-            self._poller.register(self._gate.socket, READABLE)
+        self._end = listen(self._place, self._watch, self._link)
         return self
 
     def __exit__(
@@ -110,37 +95,30 @@ class Server(Generic[Request]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        socket, context = self._bound(), cast("Context", self._context)
-        self._poller.unregister(socket)
-        if self._gate is not None:
-            self._poller.unregister(self._gate.socket)
-        # A last reply may still wait for its peer: give it a moment, never more.
-        context.destroy(linger=100)
-        # libzmq removes only the files of the names that it chose itself.
-        if isinstance(self._place, Path):
-            self._place.unlink(missing_ok=True)
-        self._socket = self._context = self._gate = None
+        end, self._end = self._bound, None
+        end.close()
 
     @property
     def endpoint(self) -> str:
         """Where it listens, with the port that the system chose for port 0."""
-        return self._bound().get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        return self._bound.endpoint
 
-    def poll(self, extra: Collection[int], timeout: float | None) -> frozenset[int]:
+    def poll(self, extra: tuple[int, ...], timeout: float | None) -> frozenset[int]:
         """Wait for a message, or for one of the descriptors `extra`; return those of `extra`.
 
         `timeout` is in seconds; None is for a loop whose `extra` holds the lifeline.
         """
-        wanted = frozenset(extra)
-        for fd in self._extra - wanted:
-            self._poller.unregister(fd)
-        for fd in wanted - self._extra:
-            self._poller.register(fd, READABLE)
-        self._extra = wanted
-        ready = self._poller.poll(None if timeout is None else math.ceil(timeout * 1000))
-        if self._gate is not None:
-            self._gate.answer()
-        return frozenset(source for source, _ in ready if isinstance(source, int))
+        end = self._bound
+        if extra != self._extra:
+            self._watch_extra(extra)
+        milliseconds = None if timeout is None else timeout * 1000
+        ready = []
+        for fd, events in self._poll.poll(0 if end.has_message() else milliseconds):
+            if fd in extra:
+                ready.append(fd)
+            else:
+                end.attend(fd, events)
+        return frozenset(ready)
 
     def receive(self) -> Received[Request] | None:
         """The next legal message, or None when none waits; what is not legal is answered here.
@@ -148,13 +126,13 @@ class Server(Generic[Request]):
         Raises AskedToLeave when the driver finds this daemon sick.
         """
         while True:
-            socket = self._bound()
-            if not int(socket.getsockopt(zmq.EVENTS)) & READABLE:
+            found = self._bound.receive()
+            if found is None:
                 return None
-            peer, role, parts = self._take(socket)
+            peer, role, data = found
             message = None
             try:
-                message = self._read(parts)
+                message = self._read(data)
                 self._check_role(role, message)
                 self._check(peer, message)
             except (ProtocolError, NotTheDriver, PermissionRefused) as error:
@@ -178,31 +156,18 @@ class Server(Generic[Request]):
             data = encode(message)
         except ProtocolError as error:
             data = encode(failed(message, typed(InternalError(str(error)), "reply")))
-        try:
-            self._bound().send_multipart((peer, data), NOT_WAITING)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
+        if lost := self._bound.send(peer, data):
             self.counts.undelivered += 1
-            log.warning("undelivered %s: %s", type(message).__name__, error)
+            log.warning("undelivered %s: %s", type(message).__name__, lost)
 
-    def _take(self, socket: Socket) -> tuple[bytes, str, list[bytes]]:
-        """The next message's sender, the role that the gate gave it, and its frames."""
-        if self._gate is None:
-            peer, *parts = socket.recv_multipart(NOT_WAITING)
-            return peer, "", parts
-        frames = socket.recv_multipart(NOT_WAITING, copy=False)
-        peer, *parts = (frame.bytes for frame in frames)
-        return peer, str(frames[-1].get(ROLE)), parts
-
-    def _check_role(self, role: str, message: LinkMessage) -> None:
-        if self._gate is not None and not isinstance(message, ROLES[self._link].get(role, ())):
+    def _check_role(self, role: str | None, message: LinkMessage) -> None:
+        if role is not None and not isinstance(message, ROLES[self._link].get(role, ())):
             raise PermissionRefused(f"a {role} may not send {type(message).__name__} here")
 
-    def _read(self, parts: list[bytes]) -> Request | Leave:
-        if len(parts) != 1:
-            raise ProtocolError(f"a message of {len(parts)} frames; one is expected")
-        return decode(parts[0], self._requests)
+    def _read(self, data: bytes | ProtocolError) -> Request | Leave:
+        if isinstance(data, ProtocolError):
+            raise data
+        return decode(data, self._requests)
 
     def _refuse(self, peer: bytes, message: LinkMessage | None, error: DaemonError) -> None:
         if message is None:
@@ -246,10 +211,24 @@ class Server(Generic[Request]):
             del self._met[next(iter(self._met))]
         self._met[peer] = None
 
-    def _bound(self) -> Socket:
-        if self._socket is None:
+    def _watch_extra(self, extra: tuple[int, ...]) -> None:
+        for fd in set(self._extra).difference(extra):
+            self._poll.unregister(fd)
+        for fd in set(extra).difference(self._extra):
+            self._poll.register(fd, READABLE)
+        self._extra = extra
+
+    def _watch(self, fd: int, events: int) -> None:
+        if events:
+            self._poll.register(fd, events)
+        else:
+            self._poll.unregister(fd)
+
+    @property
+    def _bound(self) -> Listener:
+        if self._end is None:
             raise InternalError("the server is not bound")
-        return self._socket
+        return self._end
 
 
 def serve(

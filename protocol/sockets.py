@@ -1,11 +1,10 @@
-"""ZeroMQ sockets of the links, with every option that both ends set: ipc, and tcp with CURVE.
+"""ZeroMQ sockets of links over a network, with every option that both ends set, and CURVE.
 
 CURVE alone encrypts, and admits every key: who may connect is decided by `protocol.gate`, whose
 handler must be bound in the same context before a secured socket is.
 """
 
 import os
-from pathlib import Path
 from typing import Final
 
 import zmq
@@ -16,7 +15,6 @@ from protocol.errors import ConfigError, ProtocolError
 from protocol.keys import KeyPair
 from protocol.link_settings import (
     CONNECT_MILLISECONDS,
-    HANDSHAKE_MILLISECONDS,
     HEARTBEAT_MILLISECONDS,
     HEARTBEAT_TIMEOUT_MILLISECONDS,
     HIGH_WATER_MARK,
@@ -34,7 +32,6 @@ _BOTH: Final[dict[int, int]] = {
     zmq.SNDHWM: HIGH_WATER_MARK,
     zmq.RCVHWM: HIGH_WATER_MARK,
     zmq.MAXMSGSIZE: MAX_MESSAGE_BYTES,
-    zmq.HANDSHAKE_IVL: HANDSHAKE_MILLISECONDS,
     zmq.HEARTBEAT_IVL: HEARTBEAT_MILLISECONDS,
     zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MILLISECONDS,
 }
@@ -55,18 +52,6 @@ _PEER: Final[dict[int, int]] = {
 }
 
 
-def listen_ipc(context: Context, path: Path) -> Socket:
-    """A bound ROUTER that only this user can connect to; ConfigError where it cannot be bound."""
-    socket = context.socket(zmq.ROUTER)
-    _set(socket, _BOTH | _DAEMON | {zmq.IPC_FILTER_UID: os.getuid()})
-    before = os.umask(0o077)
-    try:
-        _bind(socket, f"ipc://{path}", str(path))
-    finally:
-        os.umask(before)
-    return socket
-
-
 def listen_tcp(context: Context, address: TcpAddress, keys: KeyPair | None) -> Socket:
     """A bound ROUTER; ConfigError without keys where another host could connect."""
     if keys is None and not address.is_loopback:
@@ -80,15 +65,7 @@ def listen_tcp(context: Context, address: TcpAddress, keys: KeyPair | None) -> S
         socket.curve_server = True
         socket.curve_secretkey = keys.secret
         socket.zap_domain = ZAP_DOMAIN
-    _bind(socket, str(address), str(address))
-    return socket
-
-
-def connect_ipc(context: Context, address: str) -> Socket:
-    """A DEALER to the daemon that binds, or will bind, ``ipc://...``."""
-    socket = context.socket(zmq.DEALER)
-    _set(socket, _BOTH | _PEER)
-    _connect(socket, address)
+    _bind(socket, str(address))
     return socket
 
 
@@ -122,11 +99,19 @@ def _connect(socket: Socket, address: str) -> None:
         raise ProtocolError(f"cannot connect to {address}: {error.strerror}") from error
 
 
-def _bind(socket: Socket, endpoint: str, where: str) -> None:
+def new_curve_keys() -> tuple[bytes, bytes]:
+    """A new public and secret key, in Z85; ConfigError where ZeroMQ was built without CURVE."""
+    try:
+        return zmq.curve_keypair()
+    except zmq.ZMQError as error:
+        raise ConfigError(f"this ZeroMQ makes no keys: {error.strerror}") from error
+
+
+def _bind(socket: Socket, endpoint: str) -> None:
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
-        raise ConfigError(f"cannot listen at {where}: {error.strerror}") from error
+        raise ConfigError(f"cannot listen at {endpoint}: {error.strerror}") from error
 
 
 def _set(socket: Socket, options: dict[int, int]) -> None:

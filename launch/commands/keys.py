@@ -33,7 +33,7 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
 @_common
 def new_command(*, roles: tuple[Role, ...], force: bool, keys: Path | None, as_json: bool) -> None:
     """Make a key pair for each role named, or for all three, and allow them to connect."""
-    from protocol.client import new_curve_keys  # noqa: PLC0415 - loads zmq, not for --help
+    from protocol.sockets import new_curve_keys  # noqa: PLC0415 - loads zmq, not for --help
 
     folder = keys or default_folder(os.environ)
     pairs = [KeyPair(role, *new_curve_keys()) for role in dict.fromkeys(roles or ROLES)]

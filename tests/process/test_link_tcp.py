@@ -75,6 +75,28 @@ def trouble(poller, link, server, kind):
     return until(look, what=f"a link in trouble: {kind.__name__}")
 
 
+def test_the_sockets_have_the_settings_of_the_design():
+    with listening() as server, linked(server) as (_, link):
+        for socket in (server._end._socket, link.end._socket):
+            assert socket.getsockopt(zmq.LINGER) == 0
+            assert socket.getsockopt(zmq.SNDHWM) == socket.getsockopt(zmq.RCVHWM) == 64
+            assert socket.getsockopt(zmq.MAXMSGSIZE) == MAX_MESSAGE_BYTES
+            assert socket.getsockopt(zmq.HEARTBEAT_IVL) == 1000
+
+
+def test_what_has_more_than_one_frame_is_malformed_on_both_sides():
+    with listening() as server, linked(server) as (poller, link):
+        link.send(HELLO)
+        peer = received(poller, server).peer
+        link.end._socket.send_multipart([encode(HELLO), b"more"])
+        (answer,) = reply(poller, link, server)
+        assert (answer.code, server.counts.malformed) == (ProtocolError.code, 1)
+        server._end._socket.send_multipart([peer, b"a", b"b"])
+        (error,) = reply(poller, link, server)
+        assert isinstance(error, ProtocolError)
+        assert "2 frames" in str(error)
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 @pytest.mark.parametrize("secured", [False, True])
 def test_a_message_and_its_reply_cross_a_network(host, secured):
@@ -116,7 +138,7 @@ def test_an_unknown_key_is_refused_by_name_and_counted(caplog):
         link.send(HELLO)
         error = trouble(poller, link, server, PermissionRefused)
         assert "does not admit this process's key" in str(error)
-        assert server._gate.refused >= 1
+        assert server._end.gate.refused >= 1
         assert "refused an unknown key from 127.0.0.1" in caplog.text
 
 
@@ -235,7 +257,7 @@ def test_a_message_that_is_too_large_costs_its_sender_the_connection_and_nobody_
     ):
         link.send(HELLO)
         received(poller, server)
-        link.socket.send(bytes(MAX_MESSAGE_BYTES + 1))
+        link.end.send(bytes(MAX_MESSAGE_BYTES + 1))
         good.send(HELLO)
         assert received(other, server).message == HELLO
 
@@ -247,7 +269,7 @@ def test_garbage_from_an_admitted_peer_is_answered_and_counted():
     ):
         link.send(HELLO)
         received(poller, server)
-        link.socket.send(b"\xc1garbage")
+        link.end.send(b"\xc1garbage")
         (answer,) = reply(poller, link, server)
         assert isinstance(answer, Failed)
         assert answer.code == ProtocolError.code

@@ -3,12 +3,13 @@
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 
 import pytest
 import torch
-import zmq
 from support.drive import generate, pack, prefill, unpack
 from support.plain_host import PlainHost
 from support.reference_loop import acceptances, greedy
@@ -148,17 +149,14 @@ def test_a_supervisor_of_another_life_or_wire_version_is_refused(daemon):
 
 
 def test_garbage_is_refused_and_the_daemon_serves_on(daemon, link, reference):
-    context = zmq.Context()
-    try:
-        socket = context.socket(zmq.DEALER)
-        socket.linger = 0
-        socket.connect(f"ipc://{daemon.run_dir / TARGET_SOCKET}")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.settimeout(PATIENCE)
+        stranger.connect(str(daemon.run_dir / TARGET_SOCKET))
         for data in (b"", b"\xc1garbage", b"\x81", os.urandom(300)):
-            socket.send(data)
-            assert socket.poll(PATIENCE * 1000)
-            assert b"protocol" in socket.recv()
-    finally:
-        context.destroy(linger=0)
+            stranger.sendall(struct.pack("<I", len(data)) + data)
+            assert b"protocol" in stranger.recv(1 << 16)
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert stranger.recv(1 << 16) == b""
     text, *_ = generate(link, PROMPT, 5, chunk=CHUNK, sequence=next(numbers))
     assert text == greedy(reference, PROMPT, 5)
 

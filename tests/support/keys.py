@@ -1,8 +1,8 @@
 """Fresh key pairs for tests, and keyrings that know each other."""
 
-from protocol.client import new_curve_keys
 from protocol.keyring import Keyring
 from protocol.keys import ALLOWED, PAIR_SUFFIX, ROLES, KeyPair, allowed_line, encode_pair
+from protocol.sockets import new_curve_keys
 
 
 def fresh_pair(role) -> KeyPair:

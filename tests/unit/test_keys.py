@@ -12,7 +12,7 @@ from support.command import InProcess
 
 from launch import whole_file
 from launch.whole_file import write_whole
-from protocol import client, keys
+from protocol import keys, sockets
 from protocol.errors import ConfigError, PermissionRefused
 from protocol.keys import KeyPair, default_folder, encode_pair, read_allowed, read_pair
 
@@ -37,7 +37,7 @@ def made(folder, dflashd):
 
 
 def _pair(role="target"):
-    return KeyPair(role, *client.new_curve_keys())
+    return KeyPair(role, *sockets.new_curve_keys())
 
 
 def _mode(path):
@@ -236,7 +236,7 @@ def test_a_zeromq_that_makes_no_keys_is_said(monkeypatch):
 
     monkeypatch.setattr(zmq, "curve_keypair", refuse)
     with pytest.raises(ConfigError, match="this ZeroMQ makes no keys"):
-        client.new_curve_keys()
+        sockets.new_curve_keys()
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_path, monkeypatch):

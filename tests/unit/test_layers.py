@@ -24,10 +24,9 @@ TORCH_PLACES = (
     "protocol/checkpoints/tensors.py",
     "protocol/lent_weights.py",
 )
-# Both ends of a link, and what they are made of.
+# Both ends of a link over a network, and what they are made of.
 ZMQ_PLACES = (
-    "protocol/server.py",
-    "protocol/client.py",
+    "protocol/network_ends.py",
     "protocol/sockets.py",
     "protocol/gate.py",
     "protocol/monitor.py",
