@@ -216,7 +216,8 @@ def load_daemon(config: DraftConfig, progress: Progress) -> Iterator[DraftDaemon
     progress(LOAD_STEPS, LOAD_STEPS)
     daemon = DraftDaemon(config, draft, perf_counter() - began, device)
     try:
-        yield daemon
+        with torch.inference_mode():  # once, not in every call
+            yield daemon
     finally:
         daemon.close()
 

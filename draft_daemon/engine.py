@@ -18,6 +18,7 @@ from draft_daemon.lexicon import Lexicon
 from draft_daemon.walker import Noise, Walker
 from protocol.codec import pack_tokens
 from protocol.errors import Overloaded, PositionMismatch, UnknownSequence, UsageError
+from protocol.kernels.inference import inference
 from protocol.messages import (
     LEAST_LOGPROB,
     MAX_ALTERNATIVES,
@@ -152,7 +153,7 @@ class Engine:
             oldest=item.oldest,
         )
 
-    @torch.inference_mode()
+    @inference
     def ingest(self, item: IngestItem) -> IngestedItem:
         """Make context of feature rows up to `stop`; rows that are gone leave a gap."""
         began, moved = perf_counter(), self._guest.moved_bytes
@@ -166,7 +167,7 @@ class Engine:
             moved_bytes=self._guest.moved_bytes - moved,
         )
 
-    @torch.inference_mode()
+    @inference
     def propose(self, item: ProposeItem) -> ProposedItem:
         """Ingest the new rows, then run one block and choose an id, or some, for each slot."""
         began, moved = perf_counter(), self._guest.moved_bytes

@@ -4,6 +4,8 @@ A target that breaks one of these has lost count of the sequence, and the reques
 rather than show text that may be wrong. A draft that does is only not asked again.
 """
 
+from typing import Final
+
 from launch.events import Request, Result
 from launch.token_ids import WIDTH, unpack_ids
 from protocol.errors import DeviceLost
@@ -24,6 +26,8 @@ from protocol.messages import (
 )
 from protocol.trees import is_path
 
+OTHER_DRAFTS: Final = "the accepted tokens are not the block's drafts"
+
 
 def target_defect(asked: Request, answer: Result, vocab_size: int) -> str:
     """The defect of any answer of a target; an item that failed has none, but for a lost GPU.
@@ -31,6 +35,8 @@ def target_defect(asked: Request, answer: Result, vocab_size: int) -> str:
     What CUDA says once it says of everything that follows in that process: only a new life helps.
     """
     match asked, answer:
+        case VerifyItem(), Verdict():
+            return verdict_defect(asked, answer, vocab_size)
         case _, ItemFailed(code=DeviceLost.code):
             return answer.detail
         case OpenItem(), OpenedItem():
@@ -39,8 +45,6 @@ def target_defect(asked: Request, answer: Result, vocab_size: int) -> str:
             return prefill_defect(asked, answer, vocab_size)
         case ReplayItem(), ReplayedItem():
             return replay_defect(asked, answer)
-        case VerifyItem(), Verdict():
-            return verdict_defect(asked, answer, vocab_size)
         case _:
             return ""
 
@@ -153,14 +157,14 @@ def verdict_defect(asked: VerifyItem, answer: Verdict, vocab_size: int) -> str:
 
 def _path_defect(asked: VerifyItem, answer: Verdict, kept: int) -> str:
     """The accepted tokens are those of the block's first rows, or of a tree's `path`."""
-    rows: tuple[int, ...] = tuple(range(kept))
-    if asked.parents:
-        rows = unpack_ids(answer.path) if len(answer.path) % WIDTH == 0 else ()
-        if len(rows) != kept or not is_path(rows, unpack_ids(asked.parents)):
-            return f"rows {rows} are no path of {kept} through the tree"
-    elif answer.path:
-        return "a path through a block that is no tree"
+    if not asked.parents:
+        if answer.path:
+            return "a path through a block that is no tree"
+        same = asked.tokens[WIDTH : kept * WIDTH] == answer.tokens[:-WIDTH]
+        return "" if same else OTHER_DRAFTS
+    rows = unpack_ids(answer.path) if len(answer.path) % WIDTH == 0 else ()
+    if len(rows) != kept or not is_path(rows, unpack_ids(asked.parents)):
+        return f"rows {rows} are no path of {kept} through the tree"
     ids = unpack_ids(asked.tokens)
-    if tuple(ids[row] for row in rows[1:]) != unpack_ids(answer.tokens)[:-1]:
-        return "the accepted tokens are not the block's drafts"
-    return ""
+    same = tuple(ids[row] for row in rows[1:]) == unpack_ids(answer.tokens)[:-1]
+    return "" if same else OTHER_DRAFTS

@@ -1,7 +1,7 @@
 """The width that emits the most tokens a second, learned while decoding. Pure."""
 
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import ClassVar, Final
 
 from launch.acceptance import Acceptance
 from launch.confidence import Confidence, observed, worthwhile
@@ -68,6 +68,8 @@ class AutoWidth:
     then (`launch.probes`). At width 1 a probe is a narrow block and spends the draft's time alone:
     the target goes on one token at a time, and what it chooses says whether it was right.
     """
+
+    learns: ClassVar[bool] = True
 
     def __init__(self, experience: Experience) -> None:
         self._costs = experience.costs

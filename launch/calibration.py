@@ -6,7 +6,7 @@ turn, and says itself how long it took. Nobody is told of its text.
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import ClassVar, Final
 
 from launch.auto_width import Experience
 from launch.cost_cache import CostCache, Key
@@ -27,6 +27,8 @@ MAX_TOKENS: Final = 512
 
 class Sweep:
     """A policy that runs widths to learn what they cost: 1 and the whole block most often."""
+
+    learns: ClassVar[bool] = True
 
     def __init__(self, costs: Costs, block_size: int) -> None:
         ends, between = [1, block_size], [2, 3, *range(4, block_size, 4)]

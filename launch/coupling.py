@@ -78,5 +78,7 @@ class Couplings:
 
 def temperatures(parts: Sequence[int], temperature: float) -> tuple[float, ...]:
     """What the draft is told; nothing where every slot proposes its best id."""
+    if temperature == 0.0:
+        return ()
     found = tuple(temperature * PARTS[part] for part in parts)
     return found if any(found) else ()

@@ -13,26 +13,27 @@ from typing import Final, TypeAlias
 
 from launch.casting import Casting
 from launch.daemon_process import Event, Lost, Present
-from launch.deadlines_heap import DeadlineHeap, Timer
+from launch.deadlines_heap import DeadlineHeap
 from launch.events import Accuse, Role
 from launch.heartbeat import Heartbeats
 from launch.introductions import TIED, Introductions
 from launch.lives import Listeners, Lives
 from launch.owner import Owner
-from launch.peer import AnyReply, Listed, ListedReply, Peer
+from launch.patience import Allowance
+from launch.peer import Answer, AnyReply, Listed, Peer
 from launch.plan import Loading, Plan
+from launch.post import Post
 from launch.process import Exited
 from protocol import status
 from protocol.client import Poller
 from protocol.errors import (
     DaemonDied,
     DaemonError,
-    DeadlineExceeded,
     ProtocolError,
     Unavailable,
     from_wire,
 )
-from protocol.messages import DaemonStatus, DraftHello, Failed, LinkMessage, Stage, TargetHello
+from protocol.messages import DaemonStatus, DraftHello, LinkMessage, Stage, TargetHello
 from protocol.placement import Placement
 
 ABSENT: Final = DaemonStatus(stage="absent", reason="", life=0, pid=None)
@@ -66,16 +67,18 @@ class Crew:
             on_candidate=owner.on_candidate,
         )
         self._lives = Lives(plan, poller, timers, command, listeners)
+        lose = partial(self._lives.lose, kill=True)
+        self._post = Post(timers, owner.on_soft, self._on_late, lose)
         self._introductions = Introductions(
             plan,
             self._lives,
-            send=self._send,
+            send=self._post.send,
             on_up=self._up,
             on_stage=self._tell,
-            on_bad_draft=partial(self._lives.lose, kill=True),
+            on_bad_draft=lose,
         )
         hello = self._introductions.hello
-        self._heartbeats = Heartbeats(timers, plan.deadlines, hello, self._send)
+        self._heartbeats = Heartbeats(timers, plan.deadlines, hello, self._post.send)
         self.casting = Casting(self._lives, self._introductions)
         self.no_draft = NO_DRAFT if plan.asks_no_draft else LOADING
 
@@ -171,34 +174,13 @@ class Crew:
         peer = self._lives.peers.get(role)
         return ABSENT if peer is None else peer.status()
 
-    def send(
-        self, role: Role, message: LinkMessage, seconds: float, *, soft: float | None = None
-    ) -> None:
-        """Send; the deadline counts from when everything sent before it must be answered.
+    def send(self, role: Role, message: Listed, allow: Callable[[], Allowance]) -> None:
+        """Send at once; `settle` asks how long it may take."""
+        self._post.ask(self._lives.peers[role], message, allow)
 
-        After `soft` seconds from now the owner is told once that the answer is late.
-        """
-        self._send(self._lives.peers[role], message, seconds, soft)
-
-    def _send(
-        self, peer: Peer, message: LinkMessage, seconds: float, soft: float | None = None
-    ) -> None:
-        now = time.monotonic()
-        due = max(now, peer.latest_deadline) + seconds
-        timer = self._timers.add(due, partial(self._on_late, peer, message, seconds))
-        soft_timer = Timer(0.0, None)
-        if soft is not None and isinstance(message, Listed):
-            soft_timer = self._timers.add(
-                now + soft, partial(self._owner.on_soft, peer.role, message)
-            )
-        try:
-            peer.send(message, timer, soft_timer)
-        except DaemonError as error:
-            # Not now: the session that sends is in the middle of its commands.
-            self._timers.cancel(timer)
-            self._timers.cancel(soft_timer)
-            lose = partial(self._lives.lose, peer, error, kill=True)
-            self._timers.add(time.monotonic(), lose)
+    def settle(self) -> None:
+        """Before the loop waits: set the deadlines of what was sent."""
+        self._post.settle()
 
     # --- what the loop reports ---------------------------------------------------------------
 
@@ -208,18 +190,18 @@ class Crew:
 
     def on_replies(self, link: object) -> None:
         """A link has something to read."""
-        for peer in self._lives.everyone:
-            if peer.is_over or peer.link is not link:
-                continue
-            for reply in peer.link.receive():
-                if peer.error is not None:
-                    return
-                if isinstance(reply, ProtocolError):
-                    self._lives.lose(peer, ProtocolError(f"the {peer.role}: {reply}"), kill=True)
-                else:
-                    self._on_reply(peer, reply)
-            if (broken := peer.link.broken) is not None:
-                self._lives.lose(peer, broken, kill=False)
+        peer = self._lives.linked(link)
+        if peer is None:
+            return
+        for reply in peer.link.receive():
+            if peer.error is not None:
+                return
+            if isinstance(reply, ProtocolError):
+                self._lives.lose(peer, ProtocolError(f"the {peer.role}: {reply}"), kill=True)
+            else:
+                self._on_reply(peer, reply)
+        if (broken := peer.link.broken) is not None:
+            self._lives.lose(peer, broken, kill=False)
 
     def _on_event(self, peer: Peer, event: Event) -> None:
         match event:
@@ -242,11 +224,12 @@ class Crew:
         sent = peer.take(reply)
         if sent is None:
             return
-        sent.cancel(self._timers)
         asked = sent.message
-        if isinstance(asked, Listed) and isinstance(reply, Failed | ListedReply):
+        if isinstance(asked, Listed) and isinstance(reply, Answer):
             self._owner.on_answer(peer.role, asked, reply, time.monotonic() - sent.when)
+            sent.cancel(self._timers)  # after what it leads to was asked
             return
+        sent.cancel(self._timers)
         self._lives.note_loaded(peer)
         try:
             self._introductions.meet(peer, asked, reply)
@@ -266,11 +249,9 @@ class Crew:
 
     # --- losses ------------------------------------------------------------------------------
 
-    def _on_late(self, peer: Peer, message: LinkMessage, seconds: float) -> None:
-        verb = type(message).__name__
+    def _on_late(self, peer: Peer, message: LinkMessage, error: DaemonError) -> None:
         if isinstance(message, Listed):
             self._owner.on_late(peer.role, message)
-        error = DeadlineExceeded(f"the {peer.role} did not answer {verb} within {seconds:g} s")
         self._lives.lose(peer, error, kill=True)
 
     def accuse(self, accusation: Accuse) -> None:

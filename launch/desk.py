@@ -197,6 +197,12 @@ class Desk:
         for sequence in tuple(self._running):
             self._refuse(self._running.pop(sequence), error)
 
+    def settle(self) -> None:
+        """Count what events have brought, before the loop waits."""
+        for request in self._running.values():
+            if request.session is not None:
+                request.session.settle()
+
     def deliver(self) -> None:
         """Tell the clients."""
         while self._outbox:

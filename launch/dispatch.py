@@ -1,6 +1,8 @@
 """From what sessions ask to messages that are sent: whose turn it is, and how long it may take."""
 
+from collections import deque
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, Final
 
 from launch.crew import Crew
@@ -35,6 +37,7 @@ MESSAGES: Final[dict[type[Request], type[Listed]]] = {
     CloseItem: Close,
 }
 COMPUTE: Final = (Prefill, Replay, Ingest, Propose, Verify)
+AT_ONCE: Final = (OpenItem, CloseItem)
 
 
 class Dispatch:
@@ -51,6 +54,7 @@ class Dispatch:
         self._patience = patience
         self._withdraw = withdraw
         self._turns = Turns()
+        self._answered: deque[tuple[Role, Listed, float]] = deque()
 
     def share(self, *, shared: bool) -> None:
         """Whether both daemons compute on the same cores."""
@@ -58,11 +62,10 @@ class Dispatch:
 
     def send(self, role: Role, item: Request) -> None:
         """Send, or wait for a turn."""
-        if isinstance(item, OpenItem | CloseItem):
+        if isinstance(item, AT_ONCE):
             self._turns.drop(role, item.sequence)
             if isinstance(item, CloseItem):
                 self._turns.alone.discard(item.sequence)
-                self._patience.forget(item.sequence)
             self._post(role, type(item), (item,))
         elif self._turns.is_overdue(role):
             self._withdraw(item)
@@ -75,10 +78,15 @@ class Dispatch:
             self._post(batch.role, batch.kind, batch.items)
 
     def answered(self, role: Role, asked: Listed, seconds: float) -> None:
-        """The daemon has answered, `seconds` after it was asked."""
+        """The daemon has answered, `seconds` after it was asked; its turn is over."""
         if isinstance(asked, COMPUTE):
             self._turns.done(role)
-        self._patience.note(role, asked, seconds)
+        self._answered.append((role, asked, seconds))
+
+    def settle(self) -> None:
+        """Learn how long answers take; when nothing waits for what is done here."""
+        while self._answered:
+            self._patience.note(*self._answered.popleft())
 
     def late(self, role: Role, asked: Listed) -> None:
         """The soft deadline has passed: others need not wait for this turn to end."""
@@ -88,6 +96,7 @@ class Dispatch:
 
     def lost(self, role: Role) -> None:
         """The daemon is gone, with its queue and its turn; what a draft had taken in as well."""
+        self.settle()
         self._turns.clear(role)
         if role == "target":
             self._turns.drop_all("draft")  # no session waits for it any more
@@ -100,5 +109,4 @@ class Dispatch:
     def _post(self, role: Role, kind: type[Request], items: tuple[Any, ...]) -> None:
         target, draft = self._crew.lives
         message = MESSAGES[kind](target_life=target, draft_life=draft, items=items)
-        allowed = self._patience.allow(role, message)
-        self._crew.send(role, message, allowed.hard, soft=allowed.soft)
+        self._crew.send(role, message, partial(self._patience.allow, role, message))

@@ -1,6 +1,5 @@
 """One session's dealings with its draft: whether it can be asked, and what it has answered."""
 
-from collections.abc import Sequence
 from typing import Final, Literal
 
 from launch.answers import ingest_defect, proposal_defect
@@ -154,10 +153,11 @@ class DraftSide:
             top_k=min(top_k, MAX_ALTERNATIVES // (width - 1)),
         )
 
-    def judge(self, tokens: Sequence[int]) -> None:
+    def judge(self, tokens: bytes) -> None:
         """The round has emitted `tokens`: the target's choices at the slots that were reached."""
         if self._coupling is not None and self.block.offered:
-            self._coupling.note(self._parts, unpack_ids(self.block.offered), tokens)
+            offered = unpack_ids(self.block.offered)
+            self._coupling.note(self._parts, offered, unpack_ids(tokens))
 
     def arrive(self, facts: DraftFacts, emitted: int) -> None:
         """A draft that knows nothing of this sequence yet: a new life, or one paired anew."""

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final, Literal, Self, TypeAlias
 
+import msgspec
+
 from protocol.errors import DaemonError
 from protocol.messages import (
     ClosedItem,
@@ -105,8 +107,7 @@ class Start:
     """The request has its turn to begin; the first event of a session."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """A daemon answered, stating the lives that it was asked under."""
 
     role: Role
@@ -193,16 +194,14 @@ Event: TypeAlias = (
 # --- commands --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """Ask a daemon; its reply, its deadline or its death comes back as an event."""
 
     role: Role
     item: Request
 
 
-@dataclass(frozen=True, slots=True)
-class Emit:
+class Emit(msgspec.Struct, frozen=True):
     """Tell the client: a progress mark, or tokens that are final."""
 
     message: Piece | Progress

@@ -20,32 +20,16 @@ class Replay:
 class Journal:
     """Append-only; the invariant ``committed = prompt + emitted - 1`` is stated here."""
 
-    __slots__ = ("_emitted", "prompt", "prompt_tokens")
+    __slots__ = ("_emitted", "committed", "emitted", "end", "pending", "prompt", "prompt_tokens")
 
     def __init__(self, prompt: bytes) -> None:
         self.prompt = prompt
         self.prompt_tokens = len(prompt) // WIDTH
         self._emitted = bytearray()
-
-    @property
-    def emitted(self) -> int:
-        """How many tokens the client has."""
-        return len(self._emitted) // WIDTH
-
-    @property
-    def end(self) -> int:
-        """The position of the next token to emit."""
-        return self.prompt_tokens + self.emitted
-
-    @property
-    def committed(self) -> int:
-        """Positions whose state the target must hold once something was emitted."""
-        return self.end - 1
-
-    @property
-    def pending(self) -> int:
-        """The last emitted token, which has no state; only after the first emission."""
-        return last_id(self._emitted)
+        self.emitted = 0  # how many tokens the client has
+        self.end = self.prompt_tokens  # the position of the next token to emit
+        self.committed = self.end - 1  # positions that the target must hold after an emission
+        self.pending = -1  # the last emitted token, which has no state; -1 before the first
 
     @property
     def tokens(self) -> bytes:
@@ -55,6 +39,10 @@ class Journal:
     def emit(self, tokens: bytes) -> None:
         """Record tokens at the moment they go out."""
         self._emitted += tokens
+        self.emitted = len(self._emitted) // WIDTH
+        self.end = self.prompt_tokens + self.emitted
+        self.committed = self.end - 1
+        self.pending = last_id(tokens) if tokens else self.pending
 
     def replay(self) -> Replay:
         """What a new life of the target must run before the request goes on."""

@@ -104,6 +104,13 @@ class Lives:
         beside = (self.understudy.candidate, self.understudy.spare)
         return (*self.peers.values(), *(peer for peer in beside if peer is not None))
 
+    def linked(self, link: object) -> Peer | None:
+        """Who answers over `link`, unless nothing can be asked of it any more."""
+        for peer in (*self.peers.values(), self.understudy.candidate, self.understudy.spare):
+            if peer is not None and peer.answers_over(link):
+                return peer
+        return None
+
     @property
     def num_stale_replies(self) -> int:
         return self._stale + sum(peer.num_stale_replies for peer in self.peers.values())

@@ -4,6 +4,7 @@ It acts inside the supervisor's loop alone, and waits for nothing.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from launch.events import (
 )
 from launch.parking import Parking
 from launch.patience import Patience
-from launch.peer import Listed, ListedReply, refusals
+from launch.peer import Answer, Listed, refusals
 from launch.plan import Loading, Plan
 from launch.swapping import Swapping
 from launch.turns import ComputeItem, shares_cores
@@ -54,6 +55,7 @@ class Mediator:
         self._on_loading = on_loading
         self.crew = Crew(plan, poller, timers, self, command)
         self._patience = Patience(plan.deadlines)
+        self._answers: deque[tuple[Role, Answer, float]] = deque()
         self._dispatch = Dispatch(self.crew, self._patience, self._withdraw)
         self.desk = Desk(self._dispatch.send, self.crew.accuse, max_waiting=plan.max_waiting)
         cache = None if plan.cost_cache is None else CostCache(Path(plan.cost_cache))
@@ -63,14 +65,18 @@ class Mediator:
 
     def admit(self) -> None:
         """Start what can start, and send what may be sent."""
+        if self.desk.waiting:
+            self._begin()
+        self._dispatch.grant()
+        self.parking.advance()
+
+    def _begin(self) -> None:
         hello, error = self.crew.target_hello, self.crew.error("target")
         if error is not None and self.crew.is_given_up("target"):
             self.desk.refuse_waiting(error)
         elif hello is not None and self.crew.stage("target") == "ready" and self.parking.is_ready:
             facts, reason = TargetFacts.of(hello), self.parking.no_draft or self.crew.no_draft
             self.desk.admit(facts, hello.slots, self._draft(), reason)
-        self._dispatch.grant()
-        self.parking.advance()
 
     def on_loading(self, loading: Loading) -> None:
         """See `launch.owner.Owner`."""
@@ -129,17 +135,24 @@ class Mediator:
             self.desk.handle(item.sequence, DraftLate(item.round))
         self.admit()
 
-    def on_answer(
-        self, role: Role, asked: Listed, answer: ListedReply | Failed, seconds: float
-    ) -> None:
-        """See `launch.owner.Owner`."""
+    def on_answer(self, role: Role, asked: Listed, answer: Answer, seconds: float) -> None:
+        """See `launch.owner.Owner`. What comes next is asked first; `settle` learns from it."""
         self._dispatch.answered(role, asked, seconds)
-        self.desk.experience.note_answer(role, answer, seconds)
         results = refusals(asked, answer) if isinstance(answer, Failed) else answer.results
         for item in results:
             reply = Reply(role, answer.target_life, answer.draft_life, item)
             self.desk.handle(item.sequence, reply)
+        self._dispatch.grant()
+        self._answers.append((role, answer, seconds))
         self.admit()
+
+    def settle(self) -> None:
+        """Before the loop waits: learn from answers, and set deadlines by what was learned."""
+        while self._answers:
+            self.desk.experience.note_answer(*self._answers.popleft())
+        self.desk.settle()
+        self._dispatch.settle()
+        self.crew.settle()
 
     def _withdraw(self, item: ComputeItem) -> None:
         """Not now: the session that asks is in the middle of its commands."""

@@ -3,10 +3,9 @@
 from typing import Protocol
 
 from launch.events import Role
-from launch.peer import Listed, ListedReply
+from launch.peer import Answer, Listed
 from launch.plan import Loading
 from protocol.errors import DaemonError
-from protocol.messages import Failed
 
 
 class Owner(Protocol):
@@ -24,9 +23,7 @@ class Owner(Protocol):
         """Nothing that was asked will be answered; `asked` is what it was at, if anything."""
         ...
 
-    def on_answer(
-        self, role: Role, asked: Listed, answer: ListedReply | Failed, seconds: float
-    ) -> None:
+    def on_answer(self, role: Role, asked: Listed, answer: Answer, seconds: float) -> None:
         """The answer to a message about sequences, `seconds` after it was sent."""
         ...
 

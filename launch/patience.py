@@ -16,6 +16,7 @@ from launch.peer import Listed
 from launch.token_ids import WIDTH
 from protocol.config import Deadlines
 from protocol.messages import (
+    Close,
     Ingest,
     IngestItem,
     Prefill,
@@ -33,6 +34,9 @@ QUANTILE: Final = 0.95
 ENOUGH: Final = 16  # measured times, before they count for more than the seed
 KEPT: Final = 64
 PIECE: Final = 256  # rows that the seed's own ingest had
+
+TIMED: Final = (Verify, Prefill)  # of the target
+TAKES_IN: Final = (Propose, Ingest)
 
 Work: TypeAlias = tuple[type[Listed], int, int]  # the classes of width and rows are powers of two
 
@@ -76,7 +80,10 @@ class Patience:
 
     def note(self, role: Role, message: Listed, seconds: float) -> None:
         """It was answered, in time or late."""
-        if role == "target" and not isinstance(message, Verify | Prefill):
+        if isinstance(message, Close):  # the last that is answered of a sequence
+            for closed in message.items:
+                self._taken_in.pop(closed.sequence, None)
+        if role == "target" and not isinstance(message, TIMED):
             return  # as long as what is replayed, or over in a moment
         work = self._work(message)
         times = self._times.setdefault(work, deque(maxlen=KEPT))
@@ -84,20 +91,16 @@ class Patience:
         if len(times) >= ENOUGH:
             ordered = sorted(times)
             self._p95[work] = ordered[math.ceil(QUANTILE * len(ordered)) - 1]
-        if isinstance(message, Propose | Ingest):
+        if isinstance(message, TAKES_IN):
             for item in message.items:
                 self._taken_in[item.sequence] = _stop(item)
-
-    def forget(self, sequence: int) -> None:
-        """It is closed."""
-        self._taken_in.pop(sequence, None)
 
     def forget_all(self) -> None:
         """The draft of this life is gone, with all that it had taken in."""
         self._taken_in.clear()
 
     def _work(self, message: Listed) -> Work:
-        if isinstance(message, Verify | Prefill):
+        if isinstance(message, TIMED):
             width = sum(len(item.tokens) for item in message.items) // WIDTH
             rows = sum(_behind(item) for item in message.items)
             return type(message), width.bit_length(), rows.bit_length()
@@ -106,7 +109,7 @@ class Patience:
 
     def _rows(self, message: Listed) -> int:
         """Rows to take in."""
-        if not isinstance(message, Propose | Ingest):
+        if not isinstance(message, TAKES_IN):
             return 0
         return sum(
             max(0, _stop(item) - self._taken_in.get(item.sequence, 0)) for item in message.items

@@ -3,7 +3,8 @@
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from launch.daemon_process import DaemonProcess, Event
@@ -44,6 +45,7 @@ from protocol.state import DRAFT_REPLIES, TARGET_REPLIES, DraftReply, TargetRepl
 AnyReply = TargetReply | DraftReply
 Listed = Open | Prefill | Replay | Ingest | Propose | Verify | Close
 ListedReply = Opened | Prefilled | Replayed | Ingested | Proposed | Verified | Closed
+Answer = ListedReply | Failed  # to what is listed
 
 SOCKETS: Final[dict[Role, str]] = {"target": TARGET_SOCKET, "draft": DRAFT_SOCKET}
 REPLIES: Final[dict[Role, tuple[type[AnyReply], ...]]] = {
@@ -63,14 +65,14 @@ ANSWERED_BY: Final[dict[type[LinkMessage], tuple[type[LinkMessage], ...]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Sent:
-    """A message whose answer is due."""
+    """A message whose answer is due; `timer` and `soft` are set before the loop waits."""
 
     message: LinkMessage
-    timer: Timer
-    soft: Timer
     when: float  # on time.monotonic()'s clock
+    timer: Timer = field(default_factory=partial(Timer, 0.0, None))
+    soft: Timer = field(default_factory=partial(Timer, 0.0, None))
 
     def cancel(self, timers: DeadlineHeap) -> None:
         """No answer is waited for any more."""
@@ -164,6 +166,10 @@ class Peer:
         """Whether nothing can be asked of it any more."""
         return self.stage in ("failed", "parked")
 
+    def answers_over(self, link: object) -> bool:
+        """Whether this is its link, and it can be asked over it."""
+        return self._link is link and not self.is_over
+
     @property
     def link(self) -> Link[AnyReply]:
         if self._link is None:
@@ -180,10 +186,17 @@ class Peer:
         """When all that was sent must have been answered; 0 when nothing is due."""
         return max((sent.timer.when for sent in self._sent), default=0.0)
 
-    def send(self, message: LinkMessage, timer: Timer, soft: Timer) -> None:
-        """Send now; the timers are its hard and its soft deadline."""
+    def send(self, message: LinkMessage) -> Sent:
+        """Send now; the caller says by when it must be answered."""
+        when = time.monotonic()
         self.link.send(message)
-        self._sent.append(Sent(message, timer, soft, time.monotonic()))
+        sent = Sent(message, when)
+        self._sent.append(sent)
+        return sent
+
+    def awaits(self, sent: Sent) -> bool:
+        """Whether its answer may still come."""
+        return sent in self._sent
 
     def take(self, reply: AnyReply) -> Sent | None:
         """What `reply` answers; None, counted, when nothing that is due is answered by it.
@@ -212,7 +225,7 @@ class Peer:
 
 
 def _answers(message: LinkMessage, reply: AnyReply) -> bool:
-    if (reply.target_life, reply.draft_life) != (message.target_life, message.draft_life):
+    if reply.target_life != message.target_life or reply.draft_life != message.draft_life:
         return False
     if isinstance(reply, Failed):
         return True  # it names no sequence: the oldest
@@ -220,10 +233,11 @@ def _answers(message: LinkMessage, reply: AnyReply) -> bool:
         return False
     if isinstance(message, Listed) and isinstance(reply, ListedReply):
         asked, answered = message.items, reply.results
-        return len(asked) == len(answered) and all(
-            one.sequence == other.sequence and one.round == other.round
-            for one, other in zip(asked, answered, strict=True)
-        )
+        if len(asked) != len(answered):
+            return False
+        for one, other in zip(asked, answered, strict=True):
+            if one.sequence != other.sequence or one.round != other.round:
+                return False
     return True
 
 

@@ -1,7 +1,8 @@
 """How wide the next block is: what is chosen, for what, and from what it is learned. Pure."""
 
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
+
+import msgspec
 
 from protocol.messages import MAX_TOKENS_A_ROUND
 
@@ -10,8 +11,7 @@ AUTO: Final = 0
 FULL: Final = MAX_TOKENS_A_ROUND  # the draft's whole block, always
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(msgspec.Struct, frozen=True):
     """What the next round is chosen for."""
 
     block_size: int  # rows of the draft's whole block; 1 where no draft can be asked
@@ -19,8 +19,7 @@ class Situation:
     position: int  # rows of context before the block
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """Rows to ask of the draft, and how many of them to verify at once; 1: the pending token.
 
     A probe may verify less than it proposes: what the target chooses in the rounds after it says
@@ -34,8 +33,7 @@ class Choice:
 ALONE: Final = Choice(1, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """What a round was and brought."""
 
     position: int
@@ -57,6 +55,8 @@ class Outcome:
 
 class WidthPolicy(Protocol):
     """Chooses the rows of each round, and learns from what came of it."""
+
+    learns: ClassVar[bool]  # whether `choose` depends on what was noted
 
     def choose(self, situation: Situation) -> Choice:
         """Rows of the next round; changes nothing that a second call would answer otherwise."""
@@ -80,6 +80,8 @@ class WidthPolicy(Protocol):
 
 class FixedWidth:
     """Always `rows`, as far as the draft's block goes: what ``--block-width N`` asks for."""
+
+    learns: ClassVar[bool] = False
 
     def __init__(self, rows: int) -> None:
         self._rows = rows

@@ -1,5 +1,7 @@
 """The rounds of one request: propose, verify, and what a commit emits. Pure."""
 
+from dataclasses import dataclass
+
 from launch.block import Block
 from launch.draft_side import DraftSide
 from launch.events import Finish, TargetFacts
@@ -20,6 +22,16 @@ from protocol.messages import (
     VerifyItem,
 )
 from protocol.trees import depths
+
+
+@dataclass(slots=True)
+class Past:
+    """A round that was emitted; `kept`: how many tokens a stop string left."""
+
+    asked: VerifyItem
+    item: Verdict
+    block: Block
+    kept: int | None
 
 
 class Rounds:
@@ -46,6 +58,7 @@ class Rounds:
         self.shape = manner.shape
         self._find_stop = find_stop
         self._choice = ALONE
+        self._past: Past | None = None  # the last round, until it is counted
         self._guesses = Guesses(dict(submit.hints), ngram=submit.ngram)
 
     @property
@@ -82,6 +95,7 @@ class Rounds:
 
     def verify(self, target: TargetFacts) -> None:
         """Send the block of this round: the pending token, then proposals and guesses."""
+        self.settle()
         journal, block, base = self._journal, self._draft.block, self._journal.committed
         budget = self._limit - journal.emitted
         rows = self._policy.cut(self._choice, block.confidences)
@@ -107,20 +121,29 @@ class Rounds:
         return self._emit(first, 0, self._kept(first))
 
     def commit(self, asked: VerifyItem, item: Verdict) -> Finish | None:
-        """Count and emit a round; the request's end, if this is it."""
-        width, block = len(asked.tokens) // WIDTH, self._draft.block
-        kept = self._kept(item)
-        accepted = item.accepted if kept is None else kept - 1
+        """Emit a round; the request's end, if this is it. `settle` counts it."""
+        width, block, kept = len(asked.tokens) // WIDTH, self._draft.block, self._kept(item)
+        self._past = Past(asked, item, block, kept)
+        self._draft.judge(item.tokens)
+        if self._policy.learns:
+            self.settle()
+        return self._emit(item, width, kept)
+
+    def settle(self) -> None:
+        """Count the last round and learn from it, as late as it is noticed by nobody."""
+        if self._past is None:
+            return
+        past, self._past = self._past, None
+        item, block, tokens = past.item, past.block, unpack_ids(past.item.tokens)
+        accepted = item.accepted if past.kept is None else past.kept - 1
         guessed, tree = (block.hinted, block.looked_up), _tree_round(item, block)
-        self._tally.add_round(width - 1, accepted, *guessed, tree)
+        self._tally.add_round(len(past.asked.tokens) // WIDTH - 1, accepted, *guessed, tree)
         self._tally.add_rollback(item.rollback, item.replayed)
         self._tally.add_seconds(block.draft_seconds, block.ingest_seconds, item.seconds)
         self._tally.moved_bytes += block.moved_bytes
-        self._policy.note(_outcome(asked, item, block))
-        self.shape.note(unpack_ids(item.tokens))
-        self._guesses.judge(unpack_ids(item.tokens))
-        self._draft.judge(unpack_ids(item.tokens))
-        return self._emit(item, width, kept)
+        self._policy.note(_outcome(past.asked, item, block))
+        self.shape.note(tokens)
+        self._guesses.judge(tokens)
 
     def _kept(self, item: Verdict) -> int | None:
         """How many tokens a stop string leaves, if one ends the text among them."""

@@ -10,6 +10,7 @@ from typing import Literal, assert_never
 from launch.answers import target_defect
 from launch.building import Building
 from launch.coupling import Coupling
+from launch.draft_news import hear
 from launch.draft_side import DraftSide
 from launch.events import (
     CancelRequested,
@@ -41,14 +42,12 @@ from launch.stream import FindStop
 from protocol.errors import DeadlineExceeded, InternalError, ProtocolError, from_wire
 from protocol.messages import (
     CloseItem,
-    IngestItem,
     ItemFailed,
     OpenedItem,
     OpenItem,
     PrefilledItem,
     PrefillItem,
     Progress,
-    ProposeItem,
     ReplayedItem,
     ReplayItem,
     Submit,
@@ -78,7 +77,7 @@ class Session:
         self.submit = submit
         self.sequence = sequence
         self.journal = Journal(submit.prompt)
-        self.tally = Tally()
+        self._tally = Tally()
         self._commands: list[Command] = []
         self._asked = Outstanding(sequence, self._commands)
         self.draft = DraftSide(
@@ -87,7 +86,7 @@ class Session:
             submit=submit,
             target=target,
             asked=self._asked,
-            tally=self.tally,
+            tally=self._tally,
             coupling=coupling,
         )
         self._final_mode: Mode | None = None
@@ -101,13 +100,26 @@ class Session:
             self.journal,
             self.draft,
             self._asked,
-            self.tally,
+            self._tally,
             manner,
             find_stop,
         )
-        self._building = Building(submit, self.journal, self._asked, self.tally)
+        self._building = Building(submit, self.journal, self._asked, self._tally)
         self._accused_at = (-1, -1)
         self._outcome: Finish | Fail | None = None
+
+    @property
+    def tally(self) -> Tally:
+        """What has been counted, the last round with it."""
+        self.settle()
+        return self._tally
+
+    def settle(self) -> None:
+        """Count what the last event brought, once nothing waits for what it asked for.
+
+        Called at leisure: what depends on it is counted before it is used, whoever calls.
+        """
+        self._rounds.settle()
 
     @property
     def shape(self) -> Shaped:
@@ -138,7 +150,8 @@ class Session:
                     self.phase = "opening"
                     self._building.open(self.draft.context)
             case DraftUp() | DraftDown() | DraftLate() | Withdrawn():
-                self._on_draft(event)
+                if hear(event, self.draft, self._asked, self.journal.emitted):
+                    self._rounds.verify(self.target)
             case TargetDown():
                 self._lose_target(event)
             case TargetUp(facts):
@@ -188,26 +201,14 @@ class Session:
         elif self.draft.take(asked, reply.item, decoding=self.phase == "decoding"):
             self._rounds.verify(self.target)
 
-    def _on_draft(self, event: DraftUp | DraftDown | DraftLate | Withdrawn) -> None:
-        match event:
-            case DraftUp(facts):
-                self.draft.arrive(facts, self.journal.emitted)
-            case DraftDown():
-                self.draft.die(event)
-            case DraftLate(number):
-                self._asked.defer(number)  # its answer may still come
-            case Withdrawn(number):
-                asked = self._asked.withdraw(number)
-                if isinstance(asked, IngestItem):
-                    self.draft.give_up(asked.stop)
-                elif isinstance(asked, ProposeItem):
-                    self._rounds.verify(self.target)
-
     def _on_target_reply(self, asked: Request, item: Result) -> None:
         if defect := target_defect(asked, item, self.target.vocab_size):
             self._distrust_target(defect)
             return
         match asked, item:
+            case VerifyItem(), Verdict():
+                if (outcome := self._rounds.commit(asked, item)) is not None:
+                    self._end(outcome)
             case OpenItem(), ItemFailed():
                 self.phase = "new"  # there is nothing to close
                 self._end(Fail(from_wire(item.code, item.detail)))
@@ -220,14 +221,12 @@ class Session:
                 self._on_prefilled(asked, item)
             case ReplayItem(), ReplayedItem():
                 self._on_replayed(item)
-            case VerifyItem(), Verdict():
-                self._end(self._rounds.commit(asked, item))
             case _:  # pragma: no cover  # `Outstanding.take` pairs requests and answers
                 raise InternalError(f"{type(item).__name__} cannot answer {type(asked).__name__}")
 
     def _on_prefilled(self, asked: PrefillItem, item: PrefilledItem) -> None:
         if self._building.on_prefilled(asked, item):
-            self.tally.prefill_seconds += item.seconds
+            self._tally.prefill_seconds += item.seconds
             number, total = self.submit.request, self.journal.prompt_tokens
             self._asked.tell(Progress(request=number, done=item.committed, total=total))
         if self._building.is_done:
@@ -235,7 +234,7 @@ class Session:
             self._end(self._rounds.begin(item))
 
     def _on_replayed(self, item: ReplayedItem) -> None:
-        self.tally.num_replay_mismatches += item.mismatches
+        self._tally.num_replay_mismatches += item.mismatches
         self._building.on_replayed(item)
         if self._building.is_done:
             self.phase = "decoding"
@@ -248,7 +247,7 @@ class Session:
             return
         self._final_mode = self._rounds.mode
         self.draft.end()
-        self.tally.num_target_restarts += self._down is not None and self._down.is_fault
+        self._tally.num_target_restarts += self._down is not None and self._down.is_fault
         opened, self.phase, self._outcome = self.phase != "new", "closing", outcome
         keep = self.journal.committed if self.journal.emitted else self._building.prefilled
         retain = self.submit.retain and isinstance(outcome, Finish)
@@ -274,7 +273,7 @@ class Session:
     def _on_target_up(self, facts: TargetFacts) -> None:
         if self.phase != "waiting":
             return
-        self.tally.num_target_restarts += self._down is not None and self._down.is_fault
+        self._tally.num_target_restarts += self._down is not None and self._down.is_fault
         self.target, self._down, self.phase = facts, None, "opening"
         self._building.open(self.draft.context)
 

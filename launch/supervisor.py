@@ -148,6 +148,7 @@ class Supervisor:
 
     def step(self, timeout: float | None = None) -> None:
         """Wait at most `timeout` seconds for something to happen, and act on all that did."""
+        self._mediator.settle()
         nearest = self._timers.nearest()
         if self._desk.has_news:
             timeout = 0.0

@@ -9,8 +9,9 @@ and daemon ride along in its message.
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+import msgspec
 
 from launch.events import Request, Role
 from protocol.messages import (
@@ -40,8 +41,7 @@ def shares_cores(one: HostFacts, other: HostFacts) -> bool:
     return one.boot_id == other.boot_id and one.device == other.device
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """One compute message to send now."""
 
     role: Role

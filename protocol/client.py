@@ -70,7 +70,17 @@ class Link(Generic[Reply]):
 
     def receive(self) -> list[Reply | ProtocolError]:
         """All replies that wait; a malformed one is in the list as its ProtocolError."""
-        return [self._read(data) for data in self.end.receive()]
+        found: list[Reply | ProtocolError] = []
+        for data in self.end.receive():
+            if isinstance(data, ProtocolError):
+                found.append(data)
+                continue
+            self.moved_bytes += len(data)
+            try:
+                found.append(decode(data, self._replies))
+            except ProtocolError as error:
+                found.append(error)
+        return found
 
     def flush(self) -> None:
         """Send what waits, as far as the daemon takes it; the poller calls this."""
@@ -85,15 +95,6 @@ class Link(Generic[Reply]):
         self._outbox.clear()
         self.end.close()
         self._poller.forget(self)
-
-    def _read(self, data: bytes | ProtocolError) -> Reply | ProtocolError:
-        if isinstance(data, ProtocolError):
-            return data
-        self.moved_bytes += len(data)
-        try:
-            return decode(data, self._replies)
-        except ProtocolError as error:
-            return error
 
     def _watch(self, fd: int, events: int) -> None:
         self._poller.watch(self, fd, events)

@@ -24,7 +24,7 @@ def encode(message: Message) -> bytes:
         data = _ENCODER.encode(message)
     except (ValueError, OverflowError, TypeError) as error:
         raise ProtocolError(f"{type(message).__name__} cannot be encoded: {error}") from error
-    return _bounded(data)
+    return data if len(data) <= MAX_MESSAGE_BYTES else _bounded(data)
 
 
 def decode(data: bytes, types: tuple[type[M], ...]) -> M:
@@ -34,7 +34,8 @@ def decode(data: bytes, types: tuple[type[M], ...]) -> M:
     length before anything is allocated for it, and nothing nests deeper than the types do.
     """
     try:
-        message: M = _decoder(types).decode(_bounded(data))
+        whole = data if len(data) <= MAX_MESSAGE_BYTES else _bounded(data)
+        message: M = _decoder(types).decode(whole)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ProtocolError(f"malformed message of {len(data)} bytes: {error}") from error
     field = _lists(type(message))

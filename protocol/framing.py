@@ -11,7 +11,7 @@ from typing import Final
 from protocol.codec import MAX_MESSAGE_BYTES
 from protocol.errors import ProtocolError
 
-MAX_READ_BYTES: Final = 1 << 18  # taken in one turn, so that nobody holds up the others
+MAX_READ_BYTES: Final = 1 << 16  # taken in one turn; more would be mapped and unmapped each time
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -39,26 +39,33 @@ class Frames:
     def send(self, data: bytes) -> None:
         """Send, or queue; nothing is sent any more once the other end takes nothing."""
         frame = _LENGTH.pack(len(data)) + data
-        self._outbox.append(frame)
-        self.unsent_bytes += len(frame)
-        self.flush()
+        sent = 0 if self._outbox or self.ended else self._give(frame)
+        if sent < len(frame):
+            if not self._outbox:
+                self._sent = sent
+            self._outbox.append(frame)
+            self.unsent_bytes += len(frame)
 
     def flush(self) -> None:
         """Send what waits, as far as it is taken."""
         while self._outbox and not self.ended:
             first = self._outbox[0]
-            rest = memoryview(first)[self._sent :] if self._sent else first
-            try:
-                self._sent += self._socket.send(rest, socket.MSG_NOSIGNAL)
-            except BlockingIOError:
+            self._sent += self._give(memoryview(first)[self._sent :])
+            if self._sent < len(first):
                 return
-            except OSError:
-                self.ended = True
-                return
-            if self._sent == len(first):
-                self._outbox.popleft()
-                self.unsent_bytes -= len(first)
-                self._sent = 0
+            self._outbox.popleft()
+            self.unsent_bytes -= len(first)
+            self._sent = 0
+
+    def _give(self, data: bytes | memoryview) -> int:
+        """How much of it was taken."""
+        try:
+            return self._socket.send(data, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self.ended = True
+            return 0
 
     def receive(self) -> list[bytes]:
         """The messages that are whole by now; `ended` afterwards, where there was an end.

@@ -47,15 +47,12 @@ class LocalCaller:
         self._retry_at = 0.0
         self._patience = LOCAL_RECONNECT_SECONDS
         self._is_closed = False
+        self.is_steady = False
         self.broken: DaemonError | None = None
 
     @property
     def trouble(self) -> DaemonError | None:
         return self.broken
-
-    @property
-    def is_steady(self) -> bool:
-        return self._frames is not None or self._is_closed or self.broken is not None
 
     @property
     def has_news(self) -> bool:
@@ -106,8 +103,8 @@ class LocalCaller:
         return found
 
     def close(self) -> None:
-        self._is_closed = True
         self._disconnect()
+        self._is_closed = self.is_steady = True
 
     def _connect(self) -> Frames | None:
         """Look whether the daemon is there. It is not waited for: one that is full is not there."""
@@ -121,8 +118,10 @@ class LocalCaller:
             end.close()
             if isinstance(error, PermissionError | PermissionRefused):
                 self.broken = PermissionRefused(f"{self._path}: {error}")
+                self.is_steady = True
             return None
         self._frames = Frames(end)
+        self.is_steady = True
         self._patience = LOCAL_RECONNECT_SECONDS
         self._watch(self._frames.fd, READABLE)
         return self._frames
@@ -133,6 +132,7 @@ class LocalCaller:
             self._watch(self._frames.fd, 0)
             self._frames.close()
             self._frames = None
+            self.is_steady = False
             self._retry_at = 0.0
 
 

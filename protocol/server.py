@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
+import msgspec
+
 from protocol.boundary import answer, failed, typed
 from protocol.codec import decode, encode
 from protocol.ending import EndingSignals
@@ -31,6 +33,8 @@ from protocol.state import ROLES, LinkName
 
 MAX_PEERS: Final = 64
 SILENT: Final = Notifier()
+NOTHING: Final[frozenset[int]] = frozenset()
+MEETING: Final = (Hello, Attach)
 READABLE: Final = select.POLLIN
 
 Request = TypeVar("Request", bound=LinkMessage)
@@ -38,8 +42,7 @@ Request = TypeVar("Request", bound=LinkMessage)
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Received(Generic[Request]):
+class Received(msgspec.Struct, Generic[Request], frozen=True):
     """A message that the peer may send, of this life."""
 
     peer: bytes
@@ -118,7 +121,7 @@ class Server(Generic[Request]):
                 ready.append(fd)
             else:
                 end.attend(fd, events)
-        return frozenset(ready)
+        return frozenset(ready) if ready else NOTHING
 
     def receive(self) -> Received[Request] | None:
         """The next legal message, or None when none waits; what is not legal is answered here.
@@ -132,8 +135,11 @@ class Server(Generic[Request]):
             peer, role, data = found
             message = None
             try:
-                message = self._read(data)
-                self._check_role(role, message)
+                if isinstance(data, ProtocolError):
+                    raise data
+                message = decode(data, self._requests)
+                if role is not None:
+                    self._check_role(role, message)
                 self._check(peer, message)
             except (ProtocolError, NotTheDriver, PermissionRefused) as error:
                 self._refuse(peer, message, error)
@@ -160,14 +166,9 @@ class Server(Generic[Request]):
             self.counts.undelivered += 1
             log.warning("undelivered %s: %s", type(message).__name__, lost)
 
-    def _check_role(self, role: str | None, message: LinkMessage) -> None:
-        if role is not None and not isinstance(message, ROLES[self._link].get(role, ())):
+    def _check_role(self, role: str, message: LinkMessage) -> None:
+        if not isinstance(message, ROLES[self._link].get(role, ())):
             raise PermissionRefused(f"a {role} may not send {type(message).__name__} here")
-
-    def _read(self, data: bytes | ProtocolError) -> Request | Leave:
-        if isinstance(data, ProtocolError):
-            raise data
-        return decode(data, self._requests)
 
     def _refuse(self, peer: bytes, message: LinkMessage | None, error: DaemonError) -> None:
         if message is None:
@@ -186,7 +187,7 @@ class Server(Generic[Request]):
 
     def _check(self, peer: bytes, message: LinkMessage) -> None:
         name = type(message).__name__
-        if isinstance(message, Hello | Attach) and message.wire_version != WIRE_VERSION:
+        if isinstance(message, MEETING) and message.wire_version != WIRE_VERSION:
             raise WireMismatch(
                 f"this {self._link} daemon speaks wire version {WIRE_VERSION}, "
                 f"the peer {message.wire_version}"
@@ -197,7 +198,7 @@ class Server(Generic[Request]):
         if life != self._right.life:
             own = f"this is life {self._right.life} of the {self._link}"
             raise StaleMessage(f"{name} for life {life}; {own}")
-        if isinstance(message, Hello | Attach):
+        if isinstance(message, MEETING):
             self._meet(peer, life)
         elif peer not in self._met and not isinstance(message, Leave):
             raise ProtocolError(f"{name} before Hello")
@@ -247,16 +248,18 @@ def serve(
     between two polls, so that an end, or a guest of the ring, waits for one call at most. Each turn
     is a sign of life for `notifier`.
     """
+    ends = lifeline.fds
     while True:
-        ready = server.poll((*extra, *lifeline.fds), timeout=notifier.interval)
-        notifier.alive()
-        if ready.intersection(lifeline.fds) and lifeline.ended():
+        ready = server.poll((*extra, *ends), timeout=notifier.interval)
+        if ready and not ready.isdisjoint(ends) and lifeline.ended():
             return
-        for fd in ready & extra.keys():
-            extra[fd]()
+        for fd in ready:
+            if fd in extra:
+                extra[fd]()
         received = server.receive()
         if received is not None:
             began = time.monotonic()
             reply = answer(handle, received.message)
-            server.worked(time.monotonic() - began)
             server.reply(received.peer, reply)
+            server.worked(time.monotonic() - began)
+        notifier.alive()

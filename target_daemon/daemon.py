@@ -207,8 +207,9 @@ def load_daemon(config: TargetConfig, progress: Progress) -> Iterator[TargetDaem
         shelf = _shelf(config, target)
         loaded = perf_counter() - started
         daemon = TargetDaemon(config, target, host, loaded, way, device, shelf)
-        yield daemon
-        daemon.keep()
+        with torch.inference_mode():  # once, not in every call
+            yield daemon
+            daemon.keep()
     finally:
         host.close()
 

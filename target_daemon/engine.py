@@ -16,6 +16,7 @@ import torch
 from protocol.choice import choose
 from protocol.codec import pack_tokens, unpack_tokens
 from protocol.errors import InternalError, OutOfMemory
+from protocol.kernels.inference import inference
 from protocol.messages import (
     ClosedItem,
     CloseItem,
@@ -100,7 +101,7 @@ class Engine:
             oldest=sequence.oldest,
         )
 
-    @torch.inference_mode()
+    @inference
     def prefill(self, item: PrefillItem) -> PrefilledItem:
         """Run one chunk; the last one also chooses the first token.
 
@@ -135,7 +136,7 @@ class Engine:
             logprobs=logprobs,
         )
 
-    @torch.inference_mode()
+    @inference
     def replay(self, item: ReplayItem) -> ReplayedItem:
         """Run tokens that were emitted in an earlier life, by the forwards of rounds.
 
@@ -162,7 +163,7 @@ class Engine:
             seconds=perf_counter() - started,
         )
 
-    @torch.inference_mode()
+    @inference
     def verify(self, item: VerifyItem) -> Verdict:
         """Run a block or tree, keep the longest agreeing path, commit, and answer.
 

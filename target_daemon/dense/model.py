@@ -16,6 +16,7 @@ from torch import Tensor
 from protocol.checkpoints.target_config import read_model_config
 from protocol.config import TargetConfig
 from protocol.errors import UnsupportedModel
+from protocol.kernels.inference import inference
 from protocol.kernels.rope import Turner, table
 from target_daemon.checkpoint import Checkpoint
 from target_daemon.columns import NOWHERE, Columns
@@ -148,7 +149,7 @@ class DenseTarget(KeptRows, PassedTarget):
 
     # --- forward -------------------------------------------------------------------------------
 
-    @torch.inference_mode()
+    @inference
     def verify_batch(
         self, slot: int, tokens: Tensor, base_pos: int, logits: Logits
     ) -> Tensor | None:
@@ -162,7 +163,7 @@ class DenseTarget(KeptRows, PassedTarget):
 
         return self.run_passes(run, slot, tokens, base_pos, logits)
 
-    @torch.inference_mode()
+    @inference
     def verify_tree(
         self, slot: int, tokens: Tensor, base_pos: int, parents: Sequence[int]
     ) -> Tensor:

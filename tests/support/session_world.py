@@ -162,7 +162,7 @@ class World:
         reply = self._compute(role)
         if reply is not None:
             self.said.append(reply)
-            self.feed(replace(reply, item=change(reply.item)))
+            self.feed(msgspec.structs.replace(reply, item=change(reply.item)))
 
     def hold(self, role: str) -> None:
         """The daemon answers, but the answer is late."""
@@ -187,11 +187,13 @@ class World:
     def foreign(self) -> None:
         """Answers of another life, sequence and round."""
         for reply in self.said[-1:]:
-            self.feed(replace(reply, target_life=self.target_life - 1))
-            self.feed(replace(reply, item=msgspec.structs.replace(reply.item, sequence=1)))
+            self.feed(msgspec.structs.replace(reply, target_life=self.target_life - 1))
+            self.feed(
+                msgspec.structs.replace(reply, item=msgspec.structs.replace(reply.item, sequence=1))
+            )
             for number in (reply.item.round - 1, reply.item.round + 1000):
                 item = msgspec.structs.replace(reply.item, round=max(0, number))
-                self.feed(replace(reply, item=item, draft_life=self.draft_life - 1))
+                self.feed(msgspec.structs.replace(reply, item=item, draft_life=self.draft_life - 1))
 
     def nonsense(self) -> None:
         """The draft proposes too few, or ids that no target has."""

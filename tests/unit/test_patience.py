@@ -112,7 +112,12 @@ def test_other_widths_and_rows_are_learned_apart():
 
 
 @pytest.mark.parametrize(
-    "forget", [lambda p: p.forget(1), lambda p: p.forget_all()], ids=["one", "all"]
+    "forget",
+    [
+        lambda p: p.note("draft", Close(items=(CloseItem(sequence=1),), **LIVES), 0.0),
+        lambda p: p.forget_all(),
+    ],
+    ids=["one", "all"],
 )
 def test_what_a_draft_had_taken_in_is_forgotten_with_it(forget):
     patience = learned(*[0.001] * 40)

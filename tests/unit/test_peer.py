@@ -47,7 +47,7 @@ def peer():
 
 
 def sent(peer, message, when=1.0):
-    peer.send(message, Timer(when, None), Timer(0.0, None))
+    peer.send(message).timer = Timer(when, None)
     return message
 
 
