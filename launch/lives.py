@@ -147,13 +147,16 @@ class Lives:
             self._hears.on_candidate(error)
         if self.peers.get(peer.role) is not peer:
             return
+        asked = next((one.message for one in sent if isinstance(one.message, Listed)), None)
+        self._note_failure(peer, error, asked)
+
+    def _note_failure(self, peer: Peer, error: DaemonError, asked: Listed | None) -> None:
         now = time.monotonic()
         delay = self._backoffs[peer.role].failed(now, error)
         self._hears.tell(peer)
         if self._may_restart(peer):
             peer.restart_at = now + delay
             self._timers.add(peer.restart_at, partial(self.restart_if_due, peer))
-        asked = next((one.message for one in sent if isinstance(one.message, Listed)), None)
         self._hears.on_over(peer, error, asked)
 
     def park(self, role: Role) -> None:
@@ -203,7 +206,11 @@ class Lives:
             try:
                 self._begin(self._starter, peer.role)
             except DaemonError as error:
-                self.lose(self.peers[peer.role], error, kill=False)
+                if self.peers[peer.role] is not peer:
+                    self.lose(self.peers[peer.role], error, kill=False)
+                    return
+                peer.stage, peer.error = "failed", error  # there is no next life yet
+                self._note_failure(peer, error, None)
 
     def on_readable(self, fd: int) -> None:
         """A descriptor of a process is ready; one that was closed meanwhile is not ours."""

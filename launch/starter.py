@@ -15,6 +15,7 @@ from launch.plan import Plan
 from launch.prepare import prepare
 from launch.process import Child, daemon_command
 from protocol.config import RING_SOCKET, DraftConfig, TargetConfig, write_config
+from protocol.errors import Unavailable
 
 DaemonConfig: TypeAlias = TargetConfig | DraftConfig
 Configs: TypeAlias = Mapping[Role, DaemonConfig]
@@ -125,8 +126,11 @@ class Spawner:
         socket = config.socket if isinstance(config, DraftConfig) else SOCKETS[role]
         life = next(self._lives)
         path = (self._run_dir / socket).with_suffix(".json")
-        path.unlink(missing_ok=True)
-        write_config(msgspec.structs.replace(config, life=life), path)
+        try:
+            path.unlink(missing_ok=True)
+            write_config(msgspec.structs.replace(config, life=life), path)
+        except OSError as error:  # a full disk, or a folder that somebody has removed
+            raise Unavailable(f"cannot write {path}: {error.strerror}") from error
         child = Child(self._command(role, path), deadlines=self._plan.deadlines)
         return Peer(role, life, child, f"ipc://{self._run_dir / socket}")
 

@@ -481,6 +481,29 @@ def test_a_daemon_that_is_stopped_while_it_loads_again_is_not_waited_for_as_the_
 
 
 @pytest.mark.fault
+@pytest.mark.parametrize("comes_back", [True, False], ids=["for-a-while", "for-good"])
+def test_a_run_directory_that_is_gone_costs_a_pause_or_is_the_requests_error(start, comes_back):
+    with start() as supervisor:
+        supervisor.wait_ready()
+        client = Client(supervisor, 1).submit(PROMPT, 400)
+        supervisor.run_until(lambda: len(client.pieces) > 3)
+        place = supervisor.run_dir
+        aside = place.rename(place.with_suffix(".aside"))
+        os.kill(supervisor.describe().target.pid, signal.SIGKILL)
+        supervisor.run_until(lambda: "cannot write" in supervisor.describe().target.reason)
+        if comes_back:
+            aside.rename(place)
+        client.finish()
+        if not comes_back:
+            aside.rename(place)
+    if comes_back:
+        assert client.tokens == text(PROMPT, 400)
+    else:
+        assert client.refused.code == "unavailable"
+        assert "target.json: No such file or directory" in client.refused.detail
+
+
+@pytest.mark.fault
 def test_a_draft_that_is_late_holds_up_no_request_and_is_not_started_again(start):
     with start(soft_seed=0.05, hard_least=9.0) as supervisor:
         supervisor.wait_ready()
