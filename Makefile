@@ -67,7 +67,7 @@ fix: $(VENV)/installed-dev  ## format, and mend what ruff can mend
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-proof: $(VENV)/installed-dev  ## the full-size proofs; writes docs/proof.json
+proof: $(VENV)/installed-dev  ## the full-size proofs; writes docs/proof.json, goes on where it was broken off
 	$(BIN)/dflashd pull
 	$(BIN)/python tests/proof/run.py
 
@@ -96,4 +96,4 @@ adapters: $(VENV)/installed-dev  ## models of `transformers` at both ends of its
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) build dist .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis \
-	  .import_linter_cache .reference .peers .adapters
+	  .import_linter_cache .reference .peers .proof .adapters

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from protocol import noise
-from protocol.errors import NotFinite
+from protocol.errors import NotFinite, UsageError
 from protocol.messages import Sampling
 from protocol.noise import Ids
 
@@ -42,13 +42,14 @@ def choose(logits: Tensor, position: int, sampling: Sampling, history: Tensor) -
     `logits` [n, vocab] float32: row ``i`` decides the token at ``position + i``. `history` [m]
     int64 holds all tokens before `position`, and a row's history goes on with the choices of the
     rows before it: where a draft agrees with them, that is the block itself. Returns ids [n],
-    int64; ties go to the lowest id. Raises NotFinite for a row that holds NaN or plus infinity.
+    int64; ties go to the lowest id. Raises NotFinite for a row that holds NaN or plus infinity, and
+    UsageError for one in which every id is banned.
     """
     if not _adjusts(sampling):
         if sampling.temperature < COLDEST:
             chosen = best_ids(logits)
             best = logits.gather(-1, chosen[:, None]).flatten()
-            _check_finite(best.detach().to("cpu", torch.float32).numpy(), position)
+            _check(best.detach().to("cpu", torch.float32).numpy(), position)
             return chosen
         rows = logits.detach().to("cpu", torch.float32).numpy()
         return torch.from_numpy(_sample(rows, position, sampling)).to(logits.device)
@@ -73,14 +74,21 @@ def best_ids(logits: Tensor) -> Tensor:
     return torch.argmax(logits, dim=-1)
 
 
-def _check_finite(best: Row, position: int) -> None:
+def _check(best: Row, position: int) -> None:
     """`best` [n] holds each row's largest logit; argmax finds a NaN before any number."""
-    bad = np.flatnonzero(np.isnan(best) | np.isposinf(best))
-    if bad.size:
-        raise NotFinite(
-            f"the target's logits at position {position + bad[0]} are {best[bad[0]]}: its weights "
-            "hold values that are not finite, or its forward overflows"
+    bad = np.flatnonzero(~np.isfinite(best))
+    if not bad.size:
+        return
+    at, value = position + bad[0], best[bad[0]]
+    if np.isneginf(value):
+        raise UsageError(
+            f"no token can be chosen at position {at}: every id is banned by `ignore_eos`, "
+            "`min_tokens` and the stop tokens, or is minus infinity in the target's logits"
         )
+    raise NotFinite(
+        f"the target's logits at position {at} are {value}: its weights hold values that are not "
+        "finite, or its forward overflows"
+    )
 
 
 def _adjusts(sampling: Sampling) -> bool:
@@ -141,20 +149,19 @@ def _penalise(row: Row, sampling: Sampling, seen: Ids, output: Ids) -> None:
 
 
 def _sample(rows: Rows, position: int, sampling: Sampling) -> Ids:
-    """Filter and draw at every row; a row without a finite best has no distribution to draw from.
+    """Filter and draw at every row.
 
     Candidates reach the noise in ascending order of ids, so that argmax gives ties to the lowest.
     """
     chosen: Ids = rows.argmax(axis=1)
-    _check_finite(rows[np.arange(len(rows)), chosen], position)
+    _check(rows[np.arange(len(rows)), chosen], position)
     if sampling.temperature < COLDEST:
         return chosen
     for index, row in enumerate(rows):
         best = row[chosen[index]]
-        if np.isfinite(best):
-            key = noise.stream(sampling.seed, position + index)
-            ids = _passing(row, best, sampling)
-            chosen[index] = _draw(row, float(best), ids, sampling.temperature, key)
+        key = noise.stream(sampling.seed, position + index)
+        ids = _passing(row, best, sampling)
+        chosen[index] = _draw(row, float(best), ids, sampling.temperature, key)
     return chosen
 
 

@@ -89,16 +89,28 @@ def test_a_report_is_older_than_code_that_changed_after_it(tmp_path):
     assert "launch" in proof_report.stale(report, tmp_path)
 
 
-def test_a_report_states_commit_code_machine_and_every_difference(tmp_path):
-    report = tmp_path / "proof.json"
-    proof_report.write({"one": outcome(differences=[NARROW]), "two": "absent"}, 12.3, report)
+def test_a_report_states_commit_code_machine_and_every_difference_of_every_part(tmp_path):
+    report = copy_code(tmp_path)
+    proof_report.keep("first", {"one": outcome(differences=[NARROW])}, 12.3, tmp_path)
+    proof_report.keep("second", {"two": outcome()}, 2.6, tmp_path)
+    proof_report.write(proof_report.kept(tmp_path), report)
     found = json.loads(report.read_text())
-    assert proof_report.stale(report) == ""
+    assert proof_report.stale(report, tmp_path) == ""
     assert found["machine"]["libraries"]["torch"]
     assert found["machine"]["cores"] >= 1
-    assert found["proofs"]["two"] == {"skipped": "absent"}
+    assert found["seconds"] == 15
+    assert set(found["proofs"]) == {"one", "two"}
     (difference,) = found["proofs"]["one"]["differences"]
     assert difference["logit_gap"] == 1e-4
+
+
+def test_a_part_is_kept_as_long_as_the_code_is_the_same(tmp_path):
+    copy_code(tmp_path)
+    assert proof_report.kept(tmp_path) == {}
+    proof_report.keep("first", {"one": outcome()}, 1.0, tmp_path)
+    assert set(proof_report.kept(tmp_path)) == {"first"}
+    (tmp_path / "launch" / "code.py").write_text("ONE = 2\n")
+    assert proof_report.kept(tmp_path) == {}
 
 
 def test_the_report_of_this_repository_holds():

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from support.proofs import Outcome
 
@@ -16,6 +17,7 @@ from protocol.cpu import flags, usable_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "docs" / "proof.json"
+KEPT = ".proof"  # folder of what each part has found
 FOLDERS = ("protocol", "target_daemon", "draft_daemon", "launch")
 LIBRARIES = ("torch", "safetensors", "tokenizers", "numpy", "msgspec", "pyzmq")
 TELLING_FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")
@@ -37,22 +39,42 @@ def stale(report: Path = REPORT, root: Path = ROOT) -> str:
     return f"{report.name} is older than the code in {', '.join(changed)}: run `make proof`"
 
 
-def write(outcomes: Mapping[str, Outcome | str], seconds: float, report: Path = REPORT) -> None:
-    """Write the report; a proof that could not run is the sentence that says why."""
+def keep(part: str, outcomes: Mapping[str, Outcome], seconds: float, root: Path = ROOT) -> None:
+    """Keep what one part has found, for the report and for a run that goes on after this one."""
     content = {
         "commit": commit(),
         "uncommitted": _git("status", "--porcelain", "--", *FOLDERS).splitlines(),
-        "code": digests(),
+        "code": digests(root),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "seconds": round(seconds),
-        "proofs": {
-            name: {"skipped": found} if isinstance(found, str) else found.record()
-            for name, found in outcomes.items()
-        },
+        "proofs": {name: found.record() for name, found in outcomes.items()},
     }
+    (root / KEPT).mkdir(exist_ok=True)
+    _write(root / KEPT / f"{part}.json", content)
+
+
+def kept(root: Path = ROOT) -> dict[str, dict[str, Any]]:
+    """What parts have found about the code as it is now, by part."""
+    found = {}
+    for path in sorted((root / KEPT).glob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["code"] == digests(root):
+            found[path.stem] = content
+    return found
+
+
+def write(parts: Mapping[str, dict[str, Any]], report: Path = REPORT) -> None:
+    """Write the report of all parts; `seconds` are theirs together."""
+    last = max(parts.values(), key=lambda part: part["date"])
+    proofs = {name: found for part in parts.values() for name, found in part["proofs"].items()}
+    seconds = sum(part["seconds"] for part in parts.values())
+    _write(report, last | {"seconds": seconds, "proofs": proofs})
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    report.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
 
 
 def commit() -> str:

@@ -25,7 +25,7 @@ SAMPLINGS = (
     Sampling(temperature=0.3, seed=5, presence_penalty=0.5),
     Sampling(temperature=1.4, min_p=0.05, seed=6),
 )
-SHARE = 2
+SHARE = 1
 GAP = 1e-3  # a difference at a larger gap is a fault
 Say = Callable[[str], None]
 

@@ -14,6 +14,7 @@ from support.samplings import samplings
 
 from protocol import noise
 from protocol.choice import choose
+from protocol.errors import UsageError
 from protocol.messages import Sampling
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "sampling.md").read_text("utf-8")
@@ -70,12 +71,20 @@ def test_shortcuts_of_a_large_vocabulary_choose_what_all_candidates_would(sampli
     assert choose(logits, 20, sampling, PROMPT).tolist() == expected(logits, 20, sampling, PROMPT)
 
 
-def test_a_row_in_which_everything_is_banned_gives_the_lowest_id():
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("penalty", [1.0, 1.2])
+def test_a_row_in_which_everything_is_banned_is_an_error_that_names_its_position(
+    temperature, penalty
+):
+    vocab = block_of(2).shape[1]
+    given = {"temperature": temperature, "repetition_penalty": penalty, "seed": 1}
+    banned = Sampling(stop_token_ids=tuple(range(vocab)), min_tokens=30, **given)
+    with pytest.raises(UsageError, match="no token can be chosen at position 20"):
+        choose(block_of(2, rows=3), 20, banned, PROMPT)
     logits = block_of(2, rows=3)
     logits[1] = -math.inf
-    sampling = Sampling(temperature=0.8, top_p=0.9, seed=1)
-    plain = choose(block_of(2, rows=3), 20, sampling, PROMPT)
-    assert choose(logits, 20, sampling, PROMPT).tolist() == [plain[0], 0, plain[2]]
+    with pytest.raises(UsageError, match="no token can be chosen at position 21"):
+        choose(logits, 20, Sampling(**given), PROMPT)
 
 
 def test_a_temperature_that_is_almost_0_is_0():

@@ -315,3 +315,15 @@ def test_a_pair_without_trees_refuses_one_by_name_and_says_why_with_auto(folder)
 def test_what_no_tree_can_be_is_refused_with_the_numbers(pair):
     with pytest.raises(UsageError, match=r"a tree of 12 nodes is a forward of 13 rows; .* 12"):
         pair.run(tree([]), verify="tree", tree_budget=WIDEST)
+
+
+@pytest.mark.parametrize("verify", ["chain", "tree"])
+@pytest.mark.parametrize("heat", [0.0, 0.8])
+def test_a_request_that_bans_every_token_fails_by_name_and_the_next_one_is_served(
+    pair, verify, heat
+):
+    banned = Sampling(stop_token_ids=tuple(range(VOCAB)), min_tokens=1, temperature=heat)
+    with pytest.raises(UsageError, match=f"no token can be chosen at position {len(PROMPT)}"):
+        pair.run(tree([]), sampling=banned, verify=verify)
+    text = pair.alone()
+    assert list(pair.run(tree(text), verify=verify).token_ids) == text[:TOKENS]
