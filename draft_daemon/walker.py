@@ -6,6 +6,7 @@ slot is scored by; the network itself has run once, for the whole block.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from msgspec.structs import replace
@@ -14,9 +15,11 @@ from torch import Tensor
 from draft_daemon.checkpoint import LoadedDraft
 from draft_daemon.head import NOWHERE, Borrowed
 from draft_daemon.likeliest import RACING, likeliest, raced, with_noise
-from draft_daemon.models.base import Lent, Scored
+from draft_daemon.models.base import Lent
 from protocol.choice import best_ids, choose
 from protocol.messages import Sampling
+
+POOL: Final = 2048  # ids of a block that a correction is computed for, as SGLang does
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,45 +56,49 @@ class Walker:
 
     def walk(self, hidden: Tensor, pending: int, noise: Noise, count: int = 1) -> Walked:
         """`count` ids at each slot of `hidden` [slots, hidden], behind the token `pending`."""
-        scores = self._borrowed.scores(hidden)
-        walk = self._head.walk(hidden, scores, pending)
+        scores, ids, columns = self._borrowed.scores(hidden), self._ids, None
+        if self._head.pooled and scores.shape[1] > POOL:
+            columns = _pool(scores)
+            scores, ids = scores[:, columns], columns if ids is None else ids[columns]
+        walk = self._head.walk(hidden, scores, pending, columns)
         chosen, logs, confidences = [], [], []
         scored = next(walk)
         for slot in range(len(hidden)):
-            ids, logprobs = self._ranked(scored, slot, noise, count)
-            chosen.append(ids)
+            named = ids if scored.ids is None else scored.ids
+            found, logprobs = self._ranked(scored.scores, named, slot, noise, count)
+            chosen.append(found)
             logs.append(logprobs)
             if scored.confidence is not None:
                 confidences.append(scored.confidence)
             if slot + 1 < len(hidden):
-                scored = walk.send(int(ids[0]))
+                scored = walk.send(int(found[0]))
         walk.close()
         return Walked(torch.stack(chosen), torch.stack(logs), tuple(confidences))
 
-    def _ranked(self, scored: Scored, slot: int, noise: Noise, count: int) -> tuple[Tensor, Tensor]:
+    def _ranked(
+        self, scores: Tensor, ids: Tensor | None, slot: int, noise: Noise, count: int
+    ) -> tuple[Tensor, Tensor]:
         """`count` ids, the one to propose first, and their log-probabilities."""
         position, temperature = noise.position + slot, noise.at(slot)
-        ids = self._ids if scored.ids is None else scored.ids
         if ids is not None and len(ids) <= RACING:
-            logs, order = scored.scores.log_softmax(0).sort(descending=True, stable=True)
+            logs, order = scores.log_softmax(0).sort(descending=True, stable=True)
             found = ids[order], logs
             if temperature:
                 found = raced(*found, position, noise.sampling, temperature)
             return found[0][:count], found[1][:count]
-        row = self._whole(scored.scores, ids)[None]
-        if count > 1:
-            few = (
-                with_noise(row, count, position, noise.sampling, [temperature])
-                if temperature
-                else likeliest(row, count)
-            )
-            return few[0][0], few[1][0]
-        best = (
-            choose(row, position, replace(noise.sampling, temperature=temperature), NOWHERE)
+        if count == 1 and not temperature:
+            best = best_ids(scores[None])
+            return best if ids is None else ids[best], torch.zeros(1)
+        row = self._whole(scores, ids)[None]
+        if count == 1:
+            sampling = replace(noise.sampling, temperature=temperature)
+            return choose(row, position, sampling, NOWHERE), torch.zeros(1)
+        few = (
+            with_noise(row, count, position, noise.sampling, [temperature])
             if temperature
-            else best_ids(row)
+            else likeliest(row, count)
         )
-        return best, torch.zeros(1)
+        return few[0][0], few[1][0]
 
     def _whole(self, scores: Tensor, ids: Tensor | None) -> Tensor:
         """`scores` by the target's ids."""
@@ -99,3 +106,11 @@ class Walker:
             return scores
         whole = scores.new_full((self._vocab,), -torch.inf)
         return whole.index_copy_(0, ids.to(scores.device), scores)
+
+
+def _pool(scores: Tensor) -> Tensor:
+    """The columns of `scores` [slots, n] that the target's head likes best at any slot, ascending.
+
+    What a head adds would have to lift another id over all of these to choose it.
+    """
+    return scores.amax(0).topk(POOL, sorted=False).indices.sort().values

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from draft_daemon.context import BlockView
 from protocol.checkpoints.draft_facts import DraftCheckpointConfig
-from protocol.kernels.linear import Linear, adopt
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +28,17 @@ class Scored:
 class DraftHead(ABC):
     """Corrects what the target's head says of a block's slots, by the tokens chosen before them."""
 
+    pooled: ClassVar[bool] = False  # whether it may be asked about a part of the ids: see `walk`
+
     @abstractmethod
-    def walk(self, hidden: Tensor, scores: Tensor, pending: int) -> Generator[Scored, int, None]:
+    def walk(
+        self, hidden: Tensor, scores: Tensor, pending: int, columns: Tensor | None = None
+    ) -> Generator[Scored, int, None]:
         """Yield each slot's scores in order; `send` takes the token that was chosen for it.
 
         `hidden` [slots, hidden] are the block's normed rows and `scores` [slots, n] float32 what
-        the target's head makes of them; `pending` is the token before the first slot.
+        the target's head makes of them; `pending` is the token before the first slot. `columns` [n]
+        are the rows of the head, of all that it scores, that `scores` are of; None: all of them.
         """
 
 
@@ -85,19 +89,12 @@ class DraftNetwork(ABC):
         raise NotImplementedError(f"{type(self).__name__} corrects no scores")
 
 
-def rows_of(product: Linear, lent: Lent, *, reduced: bool) -> Linear:
-    """The rows of `product` that belong to the ids that are scored.
+def rows_of(weight: Tensor, lent: Lent, *, reduced: bool) -> Tensor:
+    """The rows of `weight` [ids, in] that belong to the ids that are scored.
 
     `reduced`: whether its rows are those of the draft's own vocabulary, as the scores are. Rows
     that are chosen one by one are copied once; fewer at the end are a view.
     """
     if reduced:
-        return product
-    turn, rows = product.transposed, product.weight
-    if turn:
-        rows = rows.t()  # [rows, in]
-    if lent.ids is None:
-        rows = rows[: lent.count]
-        return adopt(rows.t() if turn else rows, transposed=turn)
-    rows = rows.index_select(0, lent.ids)
-    return adopt(rows.t().contiguous() if turn else rows, transposed=turn)
+        return weight
+    return weight[: lent.count] if lent.ids is None else weight.index_select(0, lent.ids)

@@ -155,15 +155,18 @@ class SelectorHead(DraftHead):
         self._selector = selector
         self._ids = ids
 
-    def walk(self, hidden: Tensor, scores: Tensor, pending: int) -> Generator[Scored, int, None]:
+    def walk(
+        self, hidden: Tensor, scores: Tensor, pending: int, columns: Tensor | None = None
+    ) -> Generator[Scored, int, None]:
+        del columns  # it makes a choice of its own
         selector, token = self._selector, pending
-        columns = best(scores, selector.top_k)[0].sort().values  # ties go to the lowest id
-        ids = columns if self._ids is None else self._ids[columns]
-        unary, projected = scores.gather(1, columns), selector.project(hidden)
+        few = best(scores, selector.top_k)[0].sort().values  # ties go to the lowest id
+        ids = few if self._ids is None else self._ids[few]
+        unary, projected = scores.gather(1, few), selector.project(hidden)
         candidates = selector.candidates[ids].float()  # [slots, top_k, rank]
-        for slot, few in enumerate(ids):
+        for slot, named in enumerate(ids):
             mixed = (selector.before[token] * projected[slot]).float()
-            token = yield Scored(unary[slot] + candidates[slot] @ mixed, few)
+            token = yield Scored(unary[slot] + candidates[slot] @ mixed, named)
 
 
 NETWORK: Final[type[DraftNetwork]] = DFlash2

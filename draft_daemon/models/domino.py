@@ -41,7 +41,7 @@ class Correction:
     inputs: Linear  # hidden -> reset, update and new gate, each of the state's size
     states: Linear  # state -> the same
     first: Linear  # [hidden; state] -> inner
-    second: Linear  # inner -> scored ids
+    second: Tensor  # [scored ids, inner]: rows stay whole, since a block reads a part of them
 
     def next_state(self, row: Tensor, state: Tensor) -> Tensor:
         """The GRU's state [1, size] behind the embedding `row` [1, hidden]."""
@@ -80,7 +80,10 @@ class Domino(DFlash):
         made._correction = Correction(  # noqa: SLF001 - of this class, and just made
             int(config.options["pure_draft_prefix_len"]),
             int(config.options["gru_hidden_dim"]),
-            *(pack(get(name), dtype) for name in (f"{GRU}_ih_l0", f"{GRU}_hh_l0", FIRST, SECOND)),
+            pack(get(f"{GRU}_ih_l0"), dtype),
+            pack(get(f"{GRU}_hh_l0"), dtype),
+            pack(get(FIRST), dtype),
+            get(SECOND).to(dtype, copy=True),
         )
         return made
 
@@ -93,22 +96,27 @@ class Domino(DFlash):
 class GruHead(DraftHead):
     """The correction over the ids that are scored at all."""
 
+    pooled: ClassVar[bool] = True
+
     def __init__(
-        self, correction: Correction, second: Linear, embed: Callable[[Tensor], Tensor]
+        self, correction: Correction, second: Tensor, embed: Callable[[Tensor], Tensor]
     ) -> None:
         self._correction = correction
         self._second = second
         self._embed = embed
 
-    def walk(self, hidden: Tensor, scores: Tensor, pending: int) -> Generator[Scored, int, None]:
+    def walk(
+        self, hidden: Tensor, scores: Tensor, pending: int, columns: Tensor | None = None
+    ) -> Generator[Scored, int, None]:
         correction, token = self._correction, pending
+        second = self._second if columns is None else self._second[columns]
         state = hidden.new_zeros(1, correction.size)
         for slot, (row, base) in enumerate(zip(hidden[:, None], scores, strict=True)):
             state = correction.next_state(self._embed(torch.tensor([token])), state)
             found = base
             if slot >= correction.prefix:
                 inner = functional.silu(correction.first(torch.cat((row, state), dim=1)))
-                found = base + self._second(inner)[0].float()
+                found = base + (second @ inner[0]).float()
             token = yield Scored(found)
 
 

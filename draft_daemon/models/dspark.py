@@ -44,7 +44,7 @@ class Markov:
 
     kind: str
     before: Tensor  # W1 [vocab, rank]
-    behind: Linear  # W2: rank -> scored ids
+    behind: Tensor  # W2 [scored ids, rank]: rows stay whole, since a block reads a part of them
     mixer: Linear | None  # gate_proj or joint_proj
     confidence: Linear | None
     confident_of_token: bool  # whether the confidence head sees `e` as well
@@ -102,7 +102,7 @@ class DSpark(DFlash):
         made._markov = Markov(  # noqa: SLF001 - of this class, and just made
             str(config.options["markov_head_type"]),
             get(f"{MARKOV}.markov_w1.weight").to(dtype, copy=True),
-            pack(get(f"{MARKOV}.markov_w2.weight"), dtype),
+            get(f"{MARKOV}.markov_w2.weight").to(dtype, copy=True),
             product(f"{MARKOV}.gate_proj") or product(f"{MARKOV}.joint_proj"),
             product(CONFIDENCE),
             bool(config.options["confidence_head_with_markov"]),
@@ -117,18 +117,23 @@ class DSpark(DFlash):
 class MarkovHead(DraftHead):
     """The Markov head over the ids that are scored at all."""
 
-    def __init__(self, markov: Markov, behind: Linear) -> None:
+    pooled: ClassVar[bool] = True
+
+    def __init__(self, markov: Markov, behind: Tensor) -> None:
         self._markov = markov
         self._behind = behind
 
-    def walk(self, hidden: Tensor, scores: Tensor, pending: int) -> Generator[Scored, int, None]:
+    def walk(
+        self, hidden: Tensor, scores: Tensor, pending: int, columns: Tensor | None = None
+    ) -> Generator[Scored, int, None]:
         markov, token = self._markov, pending
+        behind = self._behind if columns is None else self._behind[columns]
         state = torch.zeros_like(markov.before[:1])
         for row, base in zip(hidden[:, None], scores, strict=True):
             before = markov.before[token][None]  # [1, rank]
             mixed, state = self._mixed(row, before, state)
             confidence = self._confidence(row, before)
-            token = yield Scored(base + self._behind(mixed)[0].float(), confidence=confidence)
+            token = yield Scored(base + (behind @ mixed[0]).float(), confidence=confidence)
 
     def _mixed(self, row: Tensor, before: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """``x`` of this slot and the state behind it, each [1, rank]."""

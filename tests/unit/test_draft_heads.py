@@ -188,6 +188,32 @@ def test_ids_that_are_not_scored_are_never_chosen(tmp_path, bench):
         assert tokens == [ids[one] for one in rows[:, ids].argmax(-1)]
 
 
+@pytest.mark.parametrize("vocab", ["all", "some"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_large_vocabulary_is_corrected_where_the_targets_head_likes_it_best(
+    tmp_path, bench, monkeypatch, vocab, temperature
+):
+    monkeypatch.setattr("draft_daemon.walker.POOL", 70)
+    ids, network = list(range(VOCAB)), bench.draft.config.network
+    if vocab == "some":
+        ids = [one for one in ids if one % 9]
+        (tmp_path / "ids.json").write_text(str(ids))
+        vocab = str(tmp_path / "ids.json")
+    some = Bench(tmp_path / "some", HEADS[network], vocab=vocab)
+    asked = Noise(20, Sampling(seed=5), (temperature,) * SLOTS)
+    walked = some.walker.walk(some.hidden, PENDING, asked)
+    tokens = walked.ids[:, 0].tolist()
+    rows = bench.rows(tokens).astype(np.float64)
+    if network != "dflash2":
+        best = sorted(ids, key=lambda one: -bench.base()[:, one].max())[:70]
+        rows[:, np.setdiff1d(np.arange(VOCAB), best)] = -np.inf
+    elif vocab != "all":
+        return  # its candidates are the best of those that are scored
+    for slot, row in enumerate(rows):
+        drawn = noise.gumbel(noise.bits(noise.stream(5, 20 + slot), np.arange(VOCAB)))
+        assert tokens[slot] == (row / temperature + drawn if temperature else row).argmax()
+
+
 def test_the_head_is_refused_where_the_target_is_asked_for_ids(bench):
     name = type(bench.draft.network).__name__
     with pytest.raises(UnsupportedModel, match=f"the head of {name} needs the target's logits"):
