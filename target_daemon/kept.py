@@ -104,7 +104,7 @@ class KeptState:
         """The last chunk of a prompt comes: of state that cannot be cut, keep what there is now."""
         if retains and sequence.committed and not self._target.supports_cut:
             left = Retained(NOBODY, sequence.committed, sequence.oldest)
-            self._copy(sequence.slot, left)
+            self._copy(sequence.slot, left, in_memory=True)
 
     # --- the beginning of a sequence -----------------------------------------------------------
 
@@ -228,8 +228,11 @@ class KeptState:
             publish(self._claimed, sequence.slot, sequence.oldest, sequence.committed)
 
     @torch.inference_mode()
-    def _copy(self, slot: int, left: Retained) -> None:
-        """Put what the slot holds into the store, where it fits there and is new to it."""
+    def _copy(self, slot: int, left: Retained, *, in_memory: bool = False) -> None:
+        """Put what the slot holds into the store, where it fits there and is new to it.
+
+        With `in_memory` nowhere else: a prompt does not wait for a disk.
+        """
         tokens = self._book.tokens(slot)[: left.committed]
         size = self._target.state_bytes(slot, left.committed)
         if not size or self.store.knows(tokens):
@@ -239,8 +242,8 @@ class KeptState:
             row = self._ring.shape.row_width * self._ring.rows.element_size()
             size += (left.committed - oldest) * row
         try:
-            if self.store.takes(size + tokens.nbytes):
-                lasts = self.store.lasts(size + tokens.nbytes)
+            lasts = self.store.lasts(size + tokens.nbytes)
+            if lasts or (self.store.has_shelf and not in_memory):
                 self.store.put(self._prefix(slot, left, oldest, lasts=lasts))
         except FAILURES as error:
             log.warning("what slot %d holds cannot be kept: %s", slot, error)

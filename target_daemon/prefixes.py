@@ -101,9 +101,10 @@ class PrefixStore:
         """What all prefixes in memory take together."""
         return sum(each.bytes for each in self._held)
 
-    def takes(self, size: int) -> bool:
-        """Whether a prefix of so many bytes can be kept at all."""
-        return size <= self._budget or self._shelf is not None
+    @property
+    def has_shelf(self) -> bool:
+        """Whether what memory has no room for is kept as well."""
+        return self._shelf is not None
 
     def lasts(self, size: int) -> bool:
         """Whether it would stay in memory; room is made for it then, by dropping others."""

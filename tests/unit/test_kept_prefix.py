@@ -148,6 +148,20 @@ def test_what_two_texts_leave_is_kept_apart_from_the_slots_that_they_had(pair):
         assert pair.run(text, TOKENS, speculative=True, base_pos=40, retain=True).kept == 39
 
 
+@pytest.mark.parametrize("method", ["copy_state", "set_state"])
+def test_a_state_that_cannot_be_copied_is_given_up(pair, monkeypatch, caplog, method):
+    def fail(*_, **__):
+        raise MemoryError(method)
+
+    whole = pair.run(LONG, TOKENS, speculative=True)
+    pair.run(LONG, 1, speculative=True, retain=True)
+    monkeypatch.setattr(pair.target, method, fail)
+    push_out(pair)
+    again = pair.run(LONG, TOKENS, speculative=True, base_pos=len(LONG))
+    assert (again.kept, again.token_ids) == (0, whole.token_ids)
+    assert method in caplog.text
+
+
 def test_a_text_that_leaves_another_early_does_not_cost_it_its_state(pair):
     first = LONG[:60]
     pair.run(first, 1, speculative=True, retain=True)

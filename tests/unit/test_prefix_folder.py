@@ -222,7 +222,7 @@ def test_what_memory_drops_lies_on_disk_and_comes_back(place):
     store.put(prefix(200))
     (entry,) = [each for each in store if int(each.tokens[0]) == 100]
     assert not isinstance(entry, Prefix)
-    assert store.takes(1 << 40)
+    assert store.has_shelf
     found = store.get(entry)
     assert torch.equal(found.rows, one.rows)
     assert [int(each.tokens[0]) for each in store.held] == [100]  # and the other one went
