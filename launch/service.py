@@ -48,6 +48,7 @@ from protocol.state import CLIENT_REQUESTS, ClientRequest
 MAX_CLIENTS: Final = 32
 MAX_REQUESTS: Final = 64  # of one client, without an answer
 MAX_DETAIL: Final = 4096
+PAUSE: Final = 0.25  # seconds, where no client could be taken in
 
 
 class _Client:
@@ -82,12 +83,13 @@ class Service:
         self._farewell = farewell
         self._path = supervisor.run_dir / CLIENT_SOCKET
         self._listener: socket.socket | None = None
+        self._pause: Timer | None = None  # until clients are taken in again
         self._clients: dict[int, _Client] = {}  # by descriptor
         self._numbers = itertools.count(1)
 
     def __enter__(self) -> Self:
-        self._listener = listener = listen(self._path)
-        self._supervisor.watch(listener.fileno(), partial(self._on_connect, listener))
+        self._listener = listen(self._path)
+        self._watch_listener()
         return self
 
     def __exit__(
@@ -97,7 +99,7 @@ class Service:
         traceback: TracebackType | None,
     ) -> None:
         if self._listener is not None:
-            self._supervisor.unwatch(self._listener.fileno())
+            self._watch_listener(watched=False)
             self._listener.close()
             self._path.unlink(missing_ok=True)
         self._supervisor.abandon(Unavailable("the supervisor is ending"))
@@ -108,12 +110,27 @@ class Service:
 
     # --- connections -------------------------------------------------------------------------
 
+    def _watch_listener(self, *, watched: bool = True) -> None:
+        """Take clients in, or do not; the other of the two is over."""
+        if self._listener is None:
+            return
+        if self._pause is not None:
+            self._supervisor.call_off(self._pause)
+            self._pause = None
+        elif not watched:
+            self._supervisor.unwatch(self._listener.fileno())
+        if watched:
+            connects = partial(self._on_connect, self._listener)
+            self._supervisor.watch(self._listener.fileno(), connects)
+
     def _on_connect(self, listener: socket.socket) -> None:
         try:
             connection = accept(listener, CLIENT_REQUESTS)
         except PermissionRefused:
             return  # it was closed
-        if connection is None:
+        if connection is None:  # maybe no descriptor is left: it would be ready in every turn
+            self._watch_listener(watched=False)
+            self._pause = self._supervisor.call_later(PAUSE, self._watch_listener)
             return
         client = _Client(connection)
         self._clients[connection.fd] = client

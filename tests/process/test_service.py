@@ -1,7 +1,9 @@
 """Clients at the supervisor's socket: answered, bounded, cancelled with their connection."""
 
 import os
+import resource
 import struct
+import time
 
 import pytest
 from support.clients import SocketClient, serving
@@ -203,3 +205,20 @@ def test_when_it_ends_every_client_has_its_answer_and_the_socket_is_gone(folders
     assert client.connection.ended
     client.close()
     assert not path.exists()
+
+
+def test_without_descriptors_a_client_waits_and_the_loop_does_not_spin(world):
+    late = world.client()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (late.connection.fd, before[1]))
+    try:
+        steps, deadline = 0, time.monotonic() + 0.5
+        while time.monotonic() < deadline:
+            world.supervisor.step(0.1)
+            steps += 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert steps < 100
+    late.read()
+    assert not late.all(Welcome)
+    world.until(lambda: late.all(Welcome))
