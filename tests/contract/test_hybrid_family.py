@@ -1,5 +1,6 @@
 """The native Qwen3.5 against `transformers`, and what only a recurrent target can get wrong."""
 
+import itertools
 import json
 
 import pytest
@@ -10,6 +11,8 @@ from support.plain_host import PlainHost
 from support.proven_targets import FAMILIES, load_adapted
 from support.targets import features, load, prompt
 
+from launch.events import TargetFacts
+from launch.inprocess import run_spec_decode
 from protocol.errors import (
     CheckpointError,
     ConfigError,
@@ -18,7 +21,11 @@ from protocol.errors import (
     UnsupportedModel,
 )
 from protocol.memory import Available
+from target_daemon.checks import Limits
+from target_daemon.engine import Engine
 from target_daemon.families import qwen3_5
+from target_daemon.prefix_folder import PrefixFolder
+from target_daemon.prefixes import Prefix
 from target_daemon.rollback import settle
 
 pytest.importorskip("transformers")
@@ -184,6 +191,39 @@ def test_slots_and_copies_do_not_see_each_other(case):
             target.verify_batch(0, ids[:60], 0, "none")
         found = target.verify_batch(slot, ids[60:68], 60, "all")
         torch.testing.assert_close(found, logits[60:68], **NEAR)
+
+
+@pytest.mark.parametrize("rollback", ["fast", "replay"])
+def test_a_kept_prefix_is_continued_as_if_it_had_been_run_again(folder, rollback):
+    """From the slot where a text ended, and from the store, also at the prompt's last chunk."""
+    target = loaded(folder)
+    engine = Engine(target, Limits(4, 6, rollback, prefix_bytes=1 << 24), target.ring)
+    facts = TargetFacts(1, 97, target.max_positions, 4, target.ring.shape.capacity, 6)
+    numbers, start = itertools.count(1), prompt(14, seed=3).tolist()
+
+    def run(ids, **options):
+        return run_spec_decode(engine, None, ids, 8, facts=facts, sequence=next(numbers), **options)
+
+    first = run(start, retain=True).token_ids
+    turn, again = [*start, *first, 5, 6, 7], [*start[:13], 7]
+    on = run(turn, base_pos=len(turn))
+    assert (on.token_ids, on.statistics.num_kept_tokens) == (run(turn).token_ids, 21)
+    run(start, retain=True)
+    for other in (9, 11):
+        run([other] * 10, retain=True)
+    back = run(again, base_pos=len(again))
+    assert (back.token_ids, back.statistics.num_kept_tokens) == (run(again).token_ids, 12)
+
+
+def test_a_copy_comes_back_from_a_file_bit_for_bit(folder, tmp_path):
+    target, ids = loaded(folder), prompt(30)
+    target.verify_batch(0, ids[:20], 0, "none")
+    kept = Prefix(ids[:20], target.copy_state(0, 20, shared=True), torch.zeros(0, 0), 1)
+    expected = target.verify_batch(0, ids[20:21], 20, "all")
+    store = PrefixFolder.open(tmp_path / "store", "one", 1 << 24)
+    store.save(kept, cuttable=False)
+    target.set_state(1, store.load(store.entries[0]).state, 20)
+    assert torch.equal(target.verify_batch(1, ids[20:21], 20, "all"), expected)
 
 
 def test_a_copy_of_another_model_is_refused(folder, tmp_path):

@@ -100,17 +100,24 @@ def test_the_json_object_has_the_listed_keys_and_true_figures(pair, alone, tmp_p
     _check_figures(report, [json.loads(line) for line in trace.read_text().splitlines()])
 
 
-@pytest.mark.parametrize("width", ["auto", "1", "2"])
-def test_the_text_is_the_same_at_any_block_width(pair, alone, width):
-    outcome = _run(
-        *pair.arguments("--json", "--max-tokens", str(TOKENS), "--block-width", width, PROMPT)
-    )
+@pytest.mark.parametrize(("width", "rollback"), [("auto", "auto"), ("1", "fast"), ("2", "replay")])
+def test_the_text_is_the_same_at_any_block_width_and_by_either_way_back(
+    pair, alone, width, rollback
+):
+    words = ("--block-width", width, "--rollback", rollback)
+    outcome = _run(*pair.arguments("--json", "--max-tokens", str(TOKENS), *words, PROMPT))
     report = msgspec.json.decode(outcome.out, type=Report)
     assert report.token_ids == alone.token_ids
     spec = report.speculative_decoding
     assert sum(spec.width_histogram) + spec.num_accepted_tokens == TOKENS - 1
+    assert report.rollback == ("replay" if rollback == "replay" else "fast")
     if width != "auto":
         assert len(spec.width_histogram) <= int(width) + 1
+    if width == "2":
+        rejected = spec.acceptance_histogram[0]  # rounds that kept one of two rows
+        counts = (spec.num_fast_rollbacks, spec.num_replays, spec.num_replayed_tokens)
+        assert counts == (0, rejected, rejected)
+        assert rejected
     if width == "1":
         assert (report.mode, report.mode_reason) == (
             "autoregressive",

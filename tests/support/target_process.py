@@ -79,9 +79,9 @@ class TargetProcess:
     def log(self) -> str:
         return (self.run_dir / "log").read_text()
 
-    def wait_until_started(self):
+    def wait_until_started(self, patience=PATIENCE):
         """Read status lines up to `Ready` or `LoadFailed`, which is returned."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + patience
         for line in _lines(self.process.stdout, deadline):
             self.status.append(decode_status(line))
             if isinstance(self.status[-1], Ready | LoadFailed):
