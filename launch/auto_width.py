@@ -1,5 +1,6 @@
 """The width that emits the most tokens a second, learned while decoding. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
@@ -9,7 +10,7 @@ from launch.costs import Costs
 from launch.events import Role
 from launch.policy import ALONE, AUTO, Choice, FixedWidth, Outcome, Situation, WidthPolicy
 from launch.probes import SCOUT, Probes, Shadow
-from launch.shapes import Manner, shape_for
+from launch.shapes import Gain, Manner, shape_for
 from launch.tree import Ranks
 from protocol.messages import (
     DEFAULT_TREE_BUDGET,
@@ -36,18 +37,21 @@ class Experience:
     acceptance: Acceptance = field(default_factory=Acceptance)
     probes: Probes = field(default_factory=Probes)  # as the last request left them
     ranks: Ranks = field(default_factory=Ranks)
+    trees: Gain = field(default_factory=Gain)
     confidence: Confidence = field(default_factory=Confidence)
 
-    def policy(self, block_width: int) -> WidthPolicy:
+    def policy(self, block_width: int, verify: TreeVerify = "chain") -> WidthPolicy:
         """The policy of a new request: `block_width` rows, or AUTO."""
-        return AutoWidth(self) if block_width == AUTO else FixedWidth(block_width)
+        if block_width != AUTO:
+            return FixedWidth(block_width)
+        return AutoWidth(self, self.trees if verify == "auto" else Gain())
 
     def manner(
         self, block_width: int, verify: TreeVerify = "chain", nodes: int = DEFAULT_TREE_BUDGET
     ) -> Manner:
         """How a new request's blocks come about: what it says of them in `Submit`."""
-        shape = shape_for(verify, nodes, self.ranks, self.costs)
-        return Manner(self.policy(block_width), shape)
+        shape = shape_for(verify, nodes, self.ranks, self.costs, self.trees)
+        return Manner(self.policy(block_width, verify), shape)
 
     def note_answer(self, role: Role, answer: Message, seconds: float) -> None:
         """A daemon answered so long after it was asked: what is not its engine's is hand-over."""
@@ -64,14 +68,16 @@ class Experience:
 class AutoWidth:
     """``E[tokens] / (draft + ingest + verify + hand-over)``, at its best over all widths.
 
-    Width 1 is among them and asks no draft. Below full width the whole block is proposed now and
+    Width 1 is among them and asks no draft; all others have the gain of trees, where a request
+    takes them. Below full width the whole block is proposed now and
     then (`launch.probes`). At width 1 a probe is a narrow block and spends the draft's time alone:
     the target goes on one token at a time, and what it chooses says whether it was right.
     """
 
     learns: ClassVar[bool] = True
 
-    def __init__(self, experience: Experience) -> None:
+    def __init__(self, experience: Experience, trees: Gain) -> None:
+        self._trees = trees
         self._costs = experience.costs
         self._experience = experience
         self._shared = experience.acceptance
@@ -150,28 +156,31 @@ class AutoWidth:
         if self._alone <= self._drafted:
             return ""
         tokens = self._own.tokens(self._at.block_size)
-        prices = self._costs.rounds(tokens, self._at.position)
-        if len(prices) < 2 or not prices[0]:
+        rates = self._rates(tokens)
+        if len(rates) < 2:
             return ""
-        rate, best = max(
-            (one / price, at)
-            for at, (one, price) in enumerate(zip(tokens, prices, strict=True))
-            if at
-        )
-        if rate * prices[0] > HYSTERESIS:
+        best = rates.index(max(rates[1:]), 1)
+        if rates[best] > HYSTERESIS * rates[0]:
             return ""  # it would pay: there was no occasion, or guesses took its place
+        emitted = tokens[best] * self._trees.value
         return (
-            f"drafting does not pay here: {tokens[best]:.1f} tokens a round against a cost of "
-            f"{prices[best] / prices[0]:.1f} steps"
+            f"drafting does not pay here: {emitted:.1f} tokens a round against a cost of "
+            f"{emitted * rates[0] / rates[best]:.1f} steps"
         )
+
+    def _rates(self, tokens: Sequence[float]) -> list[float]:
+        """Tokens a second of rounds of 1, 2, ... rows that emit so many; empty while unknown."""
+        prices = self._costs.rounds(tokens, self._at.position)
+        if not prices or not prices[0]:
+            return []
+        rates = [one / price for one, price in zip(tokens, prices, strict=True)]
+        return [rates[0], *(rate * self._trees.value for rate in rates[1:])]
 
     def _best(self, widest: int) -> int:
         """The best width, or the one in use where that is hardly worse."""
-        tokens = self._own.tokens(widest)
-        prices = self._costs.rounds(tokens, self._at.position)
-        if not prices or not prices[0]:
+        rates = self._rates(self._own.tokens(widest))
+        if not rates:
             return widest
-        rates = [one / price for one, price in zip(tokens, prices, strict=True)]
         top = max(rates)
         best = rates.index(top) + 1
         if not 0 < self._width <= widest:
@@ -191,8 +200,7 @@ class AutoWidth:
     def _hoped(self, widest: int) -> int:
         """The best width for a draft that is usually right."""
         tokens = [sum(HOPE**slot for slot in range(rows)) for rows in range(1, widest + 1)]
-        prices = self._costs.rounds(tokens, self._at.position)
-        rates = [one / price for one, price in zip(tokens, prices, strict=True)]
+        rates = self._rates(tokens) or [0.0]
         return max(rates.index(max(rates)) + 1, SCOUT)
 
     def _begin_probe(self, outcome: Outcome) -> None:
@@ -233,5 +241,5 @@ class AutoWidth:
         """Whether a block of `rows` that brings `tokens` beats the width in use."""
         usual = self._own.tokens(max(1, self._width))[-1]
         emitted = [usual] * (max(rows, self._width) - 1) + [tokens]
-        prices = self._costs.rounds(emitted, self._at.position)
-        return tokens * prices[self._width - 1] > usual * prices[rows - 1]
+        rates = self._rates(emitted)
+        return bool(rates) and rates[rows - 1] > rates[self._width - 1]

@@ -19,6 +19,7 @@ from protocol.messages import TreeVerify
 Shaped = tuple[Literal["chain", "tree"], str]
 
 ALTERNATIVES: Final = 8  # ids that are asked for at each slot
+LATEST: Final = 1 / 8  # what a round counts for in the gain of trees
 IDLE: Final = 16  # rounds in which no branch paid, after which alternatives are asked for rarely
 
 
@@ -83,13 +84,33 @@ class Chain:
         return "chain", ""
 
 
+@dataclass(slots=True)
+class Gain:
+    """How many times more tokens a second than its chain alone a round is expected to emit.
+
+    By measured rates and costs. The width policy counts on it, so that a draft is used where its
+    chains do not pay and trees do.
+    """
+
+    value: float = 1.0
+    count: int = 0
+
+    def note(self, ratio: float) -> None:
+        """A round's best tree against its chain; 1 where no branch pays for its row."""
+        self.count += 1
+        self.value += (ratio - self.value) * max(1 / self.count, LATEST)
+
+
 class Trees:
     """The chain, and of its alternatives the likeliest, `nodes` in all.
 
-    With `costs`, only as many as make a round emit more tokens a second.
+    With `costs`, only as many as make a round emit more tokens a second; `gain` learns how many.
     """
 
-    def __init__(self, ranks: Ranks, nodes: int, costs: Costs | None = None) -> None:
+    def __init__(
+        self, ranks: Ranks, nodes: int, costs: Costs | None = None, gain: Gain | None = None
+    ) -> None:
+        self._gain = gain or Gain()
         self._ranks = ranks
         self._nodes = nodes
         self._costs = costs
@@ -142,6 +163,7 @@ class Trees:
         if not prices:
             return len(chances)
         rates = [one / price for one, price in zip(tokens[chain:], prices, strict=True)]
+        self._gain.note(max(rates) / rates[0])
         return chain + rates.index(max(rates))
 
 
@@ -171,11 +193,13 @@ def no_tree(target: TargetFacts, draft: DraftFacts) -> str:
     return "" if draft.top_k else "this draft has one token for each slot"
 
 
-def shape_for(verify: TreeVerify, nodes: int, ranks: Ranks, costs: Costs) -> Shape:
+def shape_for(
+    verify: TreeVerify, nodes: int, ranks: Ranks, costs: Costs, gain: Gain | None = None
+) -> Shape:
     """The shape that a request asks for; see `protocol.messages.Submit`."""
     makers: dict[str, Callable[[], Shape]] = {
         "chain": Chain,
         "tree": lambda: Trees(ranks, nodes),
-        "auto": lambda: Trees(ranks, nodes, costs),
+        "auto": lambda: Trees(ranks, nodes, costs, gain),
     }
     return makers[verify]()
