@@ -1,7 +1,8 @@
 """Kept prefixes of targets whose state cannot be cut, with a real draft over their feature rows."""
 
 import pytest
-from support.foreign_target import write_foreign_target
+from support import proven_targets as proven
+from support.foreign_target import FAMILIES, write_foreign_target
 from support.kept_pair import LONG
 from support.real_pair import Checkpoints, real_pair
 from support.tiny_pair import write_pair
@@ -12,6 +13,7 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # that library's own
 
 CHUNK, TOKENS = 16, 20
+LAYER_TYPES = proven.DELTA["layer_types"]
 SETTINGS = {
     "prefill_chunk": CHUNK,
     "ring_window": 24,
@@ -25,11 +27,21 @@ SETTINGS = {
 ENDLESS = {"speculative": True, "sampling": Sampling(ignore_eos=True)}
 
 
+DEEP = {"num_hidden_layers": 4}  # as many as the draft knows
+SETTINGS_OF = {
+    "qwen3_5": proven.FAMILIES["qwen3_5"] | DEEP | {"layer_types": LAYER_TYPES * 2},  # a native one
+    "qwen3_next": FAMILIES["qwen3_next"],
+    "falcon_h1": proven.FAMILIES["falcon_h1"] | DEEP,
+    "lfm2": FAMILIES["lfm2"],
+    "mamba": FAMILIES["mamba"],
+}
 CASES = [
     ("qwen3_5", "slot"),
     ("qwen3_5", "memory"),
     ("qwen3_5", "disk"),
-    ("lfm2", "memory"),
+    ("qwen3_next", "disk"),
+    ("falcon_h1", "memory"),
+    ("lfm2", "slot"),
     ("mamba", "disk"),
 ]
 
@@ -37,7 +49,7 @@ CASES = [
 @pytest.mark.parametrize(("family", "where"), CASES)
 def test_text_rounds_and_proposals_after_a_hit_are_those_of_a_cold_run(family, where, tmp_path):
     """At the end of the first text, and before the last chunk of its prompt: nowhere else."""
-    target = write_foreign_target(tmp_path / "target", family)
+    target = write_foreign_target(tmp_path / "target", SETTINGS_OF[family])
     checkpoints = Checkpoints(target, write_pair(tmp_path / "pair")[1])
     room = {"prefix_bytes": 1 << 24, "store": tmp_path / "store" if where == "disk" else None}
     with real_pair(checkpoints, **SETTINGS, **room) as pair:
