@@ -48,15 +48,19 @@ def published() -> dict[str, Published]:
     return found
 
 
-def network_of(names: Iterable[str], parts: Iterable[Mapping[str, Any]], where: str) -> str:
+def network_of(
+    names: Iterable[tuple[str, str | None]], parts: Iterable[Mapping[str, Any]], where: str
+) -> str:
     """The module of the network that the file's `names`, or else the keys of its `parts`, mean.
+
+    `names` are pairs of a key and what it says, if anything.
 
     A head is often named by its keys or projector type alone, in a file that calls itself DFlash.
     Raises UnsupportedModel for a name that nothing here has, for two networks at once, and for a
     key of another network than the one that is named.
     """
     known, parts = published(), tuple(parts)
-    named = {_by_name(name, known, where) for name in names} - {BASE}
+    named = {_by_name(key, name, known, where) for key, name in names if name is not None} - {BASE}
     held = {
         network: key
         for network, facts in known.items()
@@ -94,11 +98,11 @@ def anchors(network: str) -> bool:
     return published()[network].sample_from_anchor
 
 
-def _by_name(name: str, known: Mapping[str, Published], where: str) -> str:
+def _by_name(key: str, name: str, known: Mapping[str, Published], where: str) -> str:
     for network, facts in known.items():
         if name in facts.names:
             return network
-    raise UnsupportedModel(f"{where}: {name[:80]!r} is no draft network that is known here")
+    raise UnsupportedModel(f"{where}: `{key}` {name[:80]!r} is no draft network that is known here")
 
 
 def _holder(key: str, parts: tuple[Mapping[str, Any], ...], where: str) -> Keys:

@@ -44,7 +44,7 @@ SAYS = {
 USEFUL = ("all that there is to know", "much", "the contrary")
 
 
-def trace(prices, rate=0.75, tokens=700):
+def trace(prices, rate=0.75, tokens=600):
     texts = tuple(made_text([rate] * tokens, 8, seed) for seed in range(2))
     return Trace("made", 8, prices, texts)
 
@@ -53,7 +53,7 @@ def trace(prices, rate=0.75, tokens=700):
 def runs(prices, rate, says=None):
     """Seconds of several runs with times that vary."""
     one, what = trace(PRICES[prices], rate), SAYS.get(says)
-    return [play(one, noise=0.05, seed=seed, says=what).seconds for seed in range(4)]
+    return [play(one, noise=0.05, seed=seed, says=what).seconds for seed in range(3)]
 
 
 PLACES = [("flat", 0.75), ("rising", 0.5), ("rising", 0.9), ("steep", 0.5), ("steep", 0.75)]

@@ -1,5 +1,7 @@
 """Loading a draft's tensors: nothing missing, nothing misshapen, nothing unaccounted for."""
 
+import re
+
 import pytest
 import torch
 from support.tiny_draft import SPECULATORS, Z_LAB, merged, random_tensors, write_draft
@@ -55,10 +57,23 @@ def test_copies_of_the_targets_tensors_are_left_out_and_listed(tmp_path):
     assert draft.own_head is None
 
 
-def test_a_tensor_that_nobody_knows_is_refused(tmp_path):
-    extra = {"layers.0.self_attn.g_proj.weight": torch.zeros(32, 32)}
-    with pytest.raises(UnsupportedModel, match=r"layers\.0\.self_attn\.g_proj\.weight"):
-        load(tmp_path, extra=extra)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "layers.0.self_attn.g_proj.weight",  # Laguna's gate
+        "layers.0.self_attn.qkv_proj.weight",
+        "aux_hidden_norms.0.weight",
+        "layers.0.self_attn.sinks",  # MiMo's attention sinks and mask
+        "mask_embedding",
+        "encoder.fc.weight",  # Muse's encoder
+        "markov_head.markov_w1.weight",
+        "candidate_selector.successor_codebook",
+        "prefix_gru.weight_ih_l0",
+    ],
+)
+def test_a_tensor_that_the_network_has_not_is_refused_by_its_name(tmp_path, name):
+    with pytest.raises(UnsupportedModel, match=re.escape(f"tensor {name} is not part")):
+        load(tmp_path, extra={name: torch.zeros(32, 32)})
 
 
 def test_a_reduced_vocabulary_brings_its_own_head_and_map(tmp_path):

@@ -213,8 +213,11 @@ def test_a_reduced_vocabulary_is_told():
 @pytest.mark.parametrize(
     ("changes", "needs"),
     [
-        ({"architectures": ["EagleModel"]}, "EagleModel"),
-        ({"dflash_config": {"projector_type": "jet"}}, "'jet' is no draft network"),
+        ({"architectures": ["EagleModel"]}, "`architectures` 'EagleModel' is no draft network"),
+        (
+            {"dflash_config": {"projector_type": "jet"}},
+            "`dflash_config.projector_type` 'jet' is no",
+        ),
         ({"dflash_config": {"enable_confidence_head": True}}, "DSpark's confidence head"),
         ({"dflash_config": {"shift_label": True}}, "Domino's shifted labels"),
         ({"dflash_config": {"markov_rank": 8, "selector_rank": 8}}, "several networks at once"),
@@ -318,7 +321,7 @@ def test_speculators_say_the_kinds_of_layers_at_either_level():
 
 
 def test_speculators_variants_are_refused():
-    with pytest.raises(UnsupportedModel, match="'eagle3' is no draft network"):
+    with pytest.raises(UnsupportedModel, match="`speculators_model_type` 'eagle3' is no"):
         speculators(speculators_model_type="eagle3")
     with pytest.raises(UnsupportedModel, match=r"networks at once: dflash2, dspark"):
         speculators(speculators_model_type="dspark", architectures=["DFlash2Speculator"])

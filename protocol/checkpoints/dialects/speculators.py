@@ -39,9 +39,8 @@ def _convert(raw: Raw, where: str) -> DraftCheckpointConfig:
     keys = Keys(raw, where)
     layer = _layer(raw, keys.mapping(INNER), where)
     inner = Keys(layer, f"{where}: {INNER}")
-    kind = keys.optional_text(KIND)
-    names = [*keys.texts("architectures"), *(() if kind is None else (kind,))]
-    network = network_of(names, (raw,), where)
+    named = [("architectures", name) for name in keys.texts("architectures")]
+    network = network_of([*named, (KIND, keys.optional_text(KIND))], (raw,), where)
     options, known = read_options(network, (raw,), where)
     refuse_variants({"": raw, f"{INNER}.": layer}, known, where)
     fields = shape(inner, where)

@@ -38,8 +38,11 @@ def _convert(raw: Raw, where: str) -> DraftCheckpointConfig:
     flat = Keys(raw, where)
     inside = flat.mapping("dflash_config")
     nested = Keys(inside, f"{where}: dflash_config")
-    kinds = (flat.optional_text("projector_type"), nested.optional_text("projector_type"))
-    names = [*flat.texts("architectures"), *(kind for kind in kinds if kind is not None)]
+    names = [
+        *(("architectures", name) for name in flat.texts("architectures")),
+        ("projector_type", flat.optional_text("projector_type")),
+        ("dflash_config.projector_type", nested.optional_text("projector_type")),
+    ]
     network = network_of(names, (inside, raw), where)
     options, known = read_options(network, (inside, raw), where)
     refuse_variants({"": raw, "dflash_config.": inside}, known, where)
