@@ -66,3 +66,16 @@ def near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
     """Whether two ways of computing the same rows in `dtype` agree."""
     limit = TOLERANCE[dtype] * float(expected.abs().max())
     return bool(((found - expected).abs() <= limit).all())
+
+
+def alike(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    """Whether rows [n, ...] that two forwards of one model made in `dtype` are the same rows.
+
+    In bf16 half of them are enough: where experts are chosen, rounding sends a row to others now
+    and then, while a state that is lost, or cut wrongly, is wrong for all rows behind it.
+    """
+    if dtype == torch.float32:
+        return near(found, expected, dtype)
+    limit = TOLERANCE[dtype] * float(expected.abs().max())
+    good = ((found - expected).abs() <= limit).flatten(1).all(dim=1)
+    return 2 * int(good.sum()) >= good.shape[0]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protocol.errors import ExactUnavailable, UnsupportedModel
 from target_daemon.adapter.caches import SlotCaches
-from target_daemon.adapter.parts import near
+from target_daemon.adapter.parts import alike
 from target_daemon.exactness import BASE, Exactness
 
 SLOT: Final = 0
@@ -66,13 +66,13 @@ def settle(
     target.run(tokens[:base], 0)
     start = caches.save(SLOT)
     single = torch.cat([target.run(block_ids[i : i + 1], base + i) for i in range(width)])
-    if not near(single, bare, dtype):
+    if not alike(single, bare, dtype):
         raise UnsupportedModel(
             "this model does not continue from the cache that `transformers` gives it"
         )
     caches.restore(SLOT, start)
     whole = target.run(block_ids, base)
-    target.stepwise = not near(whole, bare, dtype)
+    target.stepwise = not alike(whole, bare, dtype)
     obstacle = _obstacle(target, tokens, base, bare, dtype)
     fast = not obstacle
     caches.record(fast)
@@ -80,7 +80,7 @@ def settle(
     start = caches.save(SLOT)
     exactness = _exactness(target, block_ids, base, single, lambda: caches.restore(SLOT, start))
     cut = fast and caches.keeps_all(SLOT)
-    detail = obstacle or f"tried at load: {caches.kinds(SLOT)} give rejected rows up one by one"
+    detail = obstacle or f"tried at load: rejected rows can be cut off ({caches.kinds(SLOT)})"
     caches.reset(SLOT)
     if exact and exactness.kind == "no":
         raise ExactUnavailable(f"--exact: {exactness.detail}, and this model's are not padded")
@@ -105,7 +105,7 @@ def _obstacle(
         again = target.run(tokens[half:], half)
     except REFUSALS as error:
         return f"{caches.kinds(SLOT)} cannot be cut ({type(error).__name__})"
-    if near(again, expected[half - base :], dtype):
+    if alike(again, expected[half - base :], dtype):
         return ""
     return f"{caches.kinds(SLOT)} went on wrongly when they had been cut"
 

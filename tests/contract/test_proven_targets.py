@@ -173,7 +173,7 @@ def test_which_ways_a_model_allows_is_found_at_load_and_why(case):
     target = case.target
     assert target.supports_fast_rollback == (case.family not in RECURRENT)
     recurrent = "a recurrent state holds no row by itself"
-    dropped = "give rejected rows up one by one"
+    dropped = "tried at load: rejected rows can be cut off"
     if case.family.endswith(proven.NATIVE):
         dropped = "the states of its last 8 rows are kept, in 8,192 bytes"
     assert (recurrent if case.family in RECURRENT else dropped) in target.rollback_detail

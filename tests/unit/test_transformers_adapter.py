@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support import proven_targets
 from support.foreign_target import edit_config, own_answers, write_foreign_target
 from support.targets import load, prompt
 from torch import nn
@@ -319,3 +320,21 @@ def test_a_crop_that_raises_means_replay(neox, monkeypatch):
     target = load(neox)
     assert not target.supports_fast_rollback
     assert not target.caches.recording
+
+
+def test_in_bf16_a_row_that_went_to_other_experts_is_no_lost_state():
+    rows = torch.ones(4, 3)
+    for wrong, alike in ((0, True), (1, True), (2, True), (3, False)):
+        found = rows.clone()
+        found[:wrong] += 1.0
+        assert parts.alike(found, rows, torch.bfloat16) == alike
+        assert parts.alike(found, rows, torch.float32) == (wrong == 0)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "qwen3_next"])
+def test_experts_load_in_bf16(family, tmp_path):
+    settings = proven_targets.FAMILIES[family]
+    for seed in range(2):
+        folder = write_foreign_target(tmp_path / str(seed), settings, seed=seed)
+        target = load(folder, taps=(0,), dtype="bfloat16")
+        assert target.supports_fast_rollback == (family != "qwen3_next")
