@@ -39,13 +39,27 @@ from launch.plan import Plan
 from launch.policy import AUTO, FULL
 from launch.store import default_home
 from protocol.config import Deadlines
+from protocol.messages import DEFAULT_TREE_BUDGET
 
-MODES: Final = ("speculative", "autoregressive", "auto", "inprocess", "concurrent")
+# `speculative` and `tree` verify as many rows; `auto-tree` is what pays, chain, tree or one token.
+MODES: Final = (
+    "speculative",
+    "autoregressive",
+    "auto",
+    "inprocess",
+    "concurrent",
+    "tree",
+    "auto-tree",
+)
+TREE_ROWS, TREE_CHAIN = 8, 4  # of a verify in mode `tree`, and those of them that are its chain
 PAIRS: Final = (
     ("speculative", "autoregressive"),
     ("speculative", "inprocess"),
     ("auto", "autoregressive"),
     ("auto", "speculative"),
+    ("tree", "speculative"),
+    ("auto-tree", "auto"),
+    ("auto-tree", "autoregressive"),
 )
 WARM_UP_TOKENS: Final = 24
 PATIENCE: Final = 60.0
@@ -106,6 +120,11 @@ def start_mode(name: str, plan: Plan, stops: Sequence[int]) -> Mode:
         return Worker.here("inprocess_worker.py", "inprocess", settings)
     if name == "autoregressive":
         plan = msgspec.structs.replace(plan, draft=None)
+    if name == "tree":
+        return Daemons(plan, stops, TREE_CHAIN, "tree", TREE_ROWS - 1)
+    if name == "auto-tree":
+        wide = msgspec.structs.replace(plan, widest=DEFAULT_TREE_BUDGET + 1)
+        return Daemons(wide, stops, AUTO, "auto")
     return Daemons(plan, stops, AUTO if name == "auto" else FULL)
 
 

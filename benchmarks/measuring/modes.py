@@ -19,7 +19,16 @@ from launch.policy import FULL
 from launch.supervisor import Supervisor
 from protocol.codec import pack_tokens, unpack_tokens
 from protocol.errors import DaemonError, from_wire
-from protocol.messages import Finished, Message, Piece, Refused, Sampling, Submit
+from protocol.messages import (
+    DEFAULT_TREE_BUDGET,
+    Finished,
+    Message,
+    Piece,
+    Refused,
+    Sampling,
+    Submit,
+    TreeVerify,
+)
 
 
 class Mode(Protocol):
@@ -101,8 +110,16 @@ def round_of(piece: Piece, wall: float) -> Round:
 class Daemons:
     """A supervisor in this process, and its daemons; idle and blocked while others run."""
 
-    def __init__(self, plan: Plan, stops: Sequence[int], block_width: int = FULL) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        stops: Sequence[int],
+        block_width: int = FULL,
+        verify: TreeVerify = "chain",
+        tree_budget: int = DEFAULT_TREE_BUDGET,
+    ) -> None:
         self._block_width = block_width
+        self._verify, self._tree_budget = verify, tree_budget
         self._sampling = Sampling(stop_token_ids=tuple(stops))
         self._context = plan.draft_context
         self._numbers = 0
@@ -150,6 +167,8 @@ class Daemons:
                 sampling=self._sampling,
                 draft_context=self._context,
                 block_width=self._block_width,
+                verify=self._verify,
+                tree_budget=self._tree_budget,
             )
             self._supervisor.submit(submit, listener)
         self._supervisor.run_until(lambda: all(one.ended for one in listeners))
