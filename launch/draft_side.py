@@ -200,7 +200,7 @@ class DraftSide:
         """Take in the answer to `asked`; True when a block is ready to be verified."""
         match asked, item:
             case ProposeItem() | IngestItem(), ItemFailed(code=OutOfMemory.code):
-                return self._on_starved(asked, item)
+                return self._on_starved(asked)
             case _, ItemFailed():
                 holds_slot = not isinstance(asked, OpenItem)
                 reason, sick = f"the draft refused: {item.detail}", item.code not in NOT_ITS_FAULT
@@ -262,13 +262,14 @@ class DraftSide:
         self.block.moved_bytes += item.moved_bytes
         return True
 
-    def _on_starved(self, asked: ProposeItem | IngestItem, item: ItemFailed) -> bool:
+    def _on_starved(self, asked: ProposeItem | IngestItem) -> bool:
         """It had no memory for this: the round goes on at width 1, and the next one asks again.
 
         True where nothing that it proposed is to be verified now.
         """
         self._starved += 1
-        self.reason = f"the draft refused: {item.detail}"
+        what = "a block" if isinstance(asked, ProposeItem) else "feature rows"
+        self.reason = f"the draft had no memory for {what}"
         if self._starved >= MOST_STARVED:
             self._leave(self.reason, holds_slot=True)
             return False

@@ -1,9 +1,10 @@
 """Die with the parent. Three cords: the parent-death signal, a pipe's end, and a guard thread.
 
 The signal (`PR_SET_PDEATHSIG`) is immediate, but it is lost when the parent died before it was
-asked for, and it follows the parent's *thread*. The pipe on standard input ends whenever the
-parent does. Both make the poll loop leave in good order; the guard thread kills a process whose
-loop does not come back in time, for instance from a kernel that hangs.
+asked for, and it follows the parent's *thread*. It is SIGCONT, so that a process which is stopped
+goes on, to its end; the parent's number says whether that was meant. The pipe on standard input
+ends whenever the parent does. Both make the poll loop leave in good order; the guard thread kills a
+process whose loop does not come back in time, for instance from a kernel that hangs.
 """
 
 import ctypes
@@ -13,9 +14,10 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 from protocol.ending import EndingSignals
+from protocol.signals import ENDING
 
 PARENT_VARIABLE: Final = "DFLASHD_PARENT"  # the parent's pid, for the check after the signal is set
 _PR_SET_PDEATHSIG: Final = 1
@@ -28,10 +30,13 @@ class Lifeline(EndingSignals):
     seconds the process may go on without its parent; then `last_act` is called, and it is killed.
     """
 
+    CAUGHT: ClassVar[tuple[signal.Signals, ...]] = (*ENDING, signal.SIGCONT)
+
     def __init__(
         self, *, grace: float, last_act: Callable[[], None] | None = None, stdin: int = 0
     ) -> None:
         super().__init__()
+        self._parent = os.getppid()
         self._grace = grace
         self._last_act = last_act
         self._stdin = stdin
@@ -39,7 +44,7 @@ class Lifeline(EndingSignals):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        _ask_for_parent_death_signal(signal.SIGTERM)
+        _ask_for_parent_death_signal(signal.SIGCONT)
         if _is_adopted(os.environ):
             self._reason = "the parent ended before this process was ready"
         self._guard = _Guard(self._stdin, self._grace, self._last_act)
@@ -67,6 +72,12 @@ class Lifeline(EndingSignals):
         if not super().ended() and self.parent_is_gone():
             self._reason = "the parent is gone"
         return bool(self._reason)
+
+    def _record(self, number: signal.Signals) -> None:
+        if number != signal.SIGCONT:
+            super()._record(number)
+        elif os.getppid() != self._parent:
+            self._reason = "the parent has died"
 
     def parent_is_gone(self) -> bool:
         """Whether the pipe has ended, whatever else has been told."""

@@ -4,7 +4,7 @@ import signal
 import socket
 from contextlib import suppress
 from types import FrameType, TracebackType
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from protocol.errors import InternalError
 
@@ -17,6 +17,8 @@ class CaughtSignals:
     Put `fd` into the loop, so that a signal wakes it, and `drain` what woke it.
     """
 
+    CAUGHT: ClassVar[tuple[signal.Signals, ...]] = ENDING
+
     def __init__(self) -> None:
         self._before: dict[signal.Signals, Any] = {}
         self._pair: tuple[socket.socket, socket.socket] | None = None
@@ -27,7 +29,7 @@ class CaughtSignals:
         reader.setblocking(False)
         writer.setblocking(False)
         self._wakeup_before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        for number in ENDING:
+        for number in self.CAUGHT:
             self._before[number] = signal.signal(number, self._told)
         return self
 

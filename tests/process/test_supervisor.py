@@ -645,13 +645,17 @@ def test_a_daemon_that_takes_no_more_messages_is_given_up(start, monkeypatch):
 
 
 @pytest.mark.fault
-def test_a_killed_supervisor_leaves_no_process_and_no_file(folders, runtime_dir):
+@pytest.mark.parametrize("stopped", [False, True], ids=["at-work", "stopped"])
+def test_a_killed_supervisor_leaves_no_process_and_no_file(folders, runtime_dir, stopped):
     script = Path(__file__).parent.parent / "support" / "running_supervisor.py"
     command = [sys.executable, str(script), *(str(folder) for folder in folders)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         pids = [int(word) for word in process.stdout.readline().split()]
         assert len(pids) == 2
         assert list(runtime_dir.iterdir())
+        if stopped:  # neither can notice by itself
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
         process.kill()
         process.wait()
         until(lambda: not any(_runs(pid) for pid in pids), what="the end of both daemons")

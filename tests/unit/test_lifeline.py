@@ -105,3 +105,13 @@ def test_the_guard_acts_and_kills_when_the_loop_does_not_come_back(pipe, monkeyp
         close()
         until(lambda: len(done) == 2)
     assert done == ["last act", (os.getpid(), signal.SIGKILL)]
+
+
+def test_going_on_after_a_stop_is_no_end_while_the_parent_lives(pipe):
+    with Lifeline(grace=9.0, stdin=pipe[0]) as lifeline:
+        os.kill(os.getpid(), signal.SIGCONT)
+        assert not lifeline.ended()
+        lifeline._parent = -1  # as after a death: another process is the parent now
+        os.kill(os.getpid(), signal.SIGCONT)
+        assert lifeline.ended()
+        assert lifeline.reason == "the parent has died"

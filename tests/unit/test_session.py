@@ -471,7 +471,7 @@ def test_a_draft_without_memory_costs_one_round_and_is_asked_again():
     made.drain()
     assert (made.tokens, made.accused) == (made.setting.text[0], [])
     assert made.session.tally.num_drafts > 1
-    assert made.session.mode == ("speculative", "the draft refused: refused in this test")
+    assert made.session.mode == ("speculative", "the draft had no memory for a block")
 
 
 def test_an_ingest_that_there_is_no_memory_for_leaves_a_gap():
