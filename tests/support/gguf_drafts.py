@@ -3,7 +3,7 @@
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
 from protocol.checkpoints.draft_config import read_draft_config
 
@@ -62,7 +62,7 @@ def write_llama_cpp(folder, path, *, extra=None, kind=None, tensors=None, withou
     if any(windows):
         facts["dflash.attention.sliding_window"] = max(windows)
         facts["dflash.attention.sliding_window_pattern"] = [bool(one) for one in windows]
-    found = load_file(folder / "model.safetensors")
+    found = _tensors(folder)
     found.pop("t2d", None)
     if "d2t" in found:
         found["d2t"] = found["d2t"] + np.arange(found["d2t"].size)
@@ -90,9 +90,17 @@ def write_lucebox(folder, path, *, arch="dflash-draft", extra=None, tensors=None
         width = config.hidden_size + config.options["markov_rank"]
         facts |= {f"{own}.enabled": 1, f"{own}.markov_rank": config.options["markov_rank"]}
         facts |= {f"{own}.confidence.enabled": 1, f"{own}.confidence_dim": width}
-    found = load_file(folder / "model.safetensors")
+    found = _tensors(folder)
     named = {_name(name, LUCEBOX): value for name, value in found.items()}
     return _write(path, arch, facts | (extra or {}), named | (tensors or {}), None, without)
+
+
+def _tensors(folder):
+    """As NumPy has them: floats in fp32, since it knows no bf16."""
+    return {
+        name: (value.float() if value.is_floating_point() else value).numpy()
+        for name, value in load_file(folder / "model.safetensors").items()
+    }
 
 
 def _shared(config, arch):

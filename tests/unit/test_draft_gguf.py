@@ -12,7 +12,7 @@ from support.tiny_draft import SPECULATORS, Z_LAB, merged, write_draft
 
 from draft_daemon.checkpoint import load_draft
 from launch.drafts import find_draft
-from protocol.checkpoints.draft_config import read_draft_config
+from protocol.checkpoints.draft_config import read_draft_config, shipped_draft
 from protocol.errors import CheckpointError, ModelNotFound, UnsupportedModel
 
 WRITERS = {"gguf-llama.cpp": write_llama_cpp, "gguf-lucebox": write_lucebox}
@@ -39,6 +39,16 @@ def test_a_file_is_the_draft_that_it_was_made_of(tmp_path, producer, case):
     assert alike == replace(theirs.config, **LIKE_THE_FILE, dialect="")
     assert ours.config.rms_norm_eps == pytest.approx(1e-6)
     assert apart(hidden_states(ours), hidden_states(theirs)) < 1e-6
+
+
+def test_the_installed_draft_is_itself_in_a_file_of_either_producer(tmp_path):
+    source = shipped_draft("smollm2-135m-dflash")
+    theirs = load_draft(source, torch.float32)
+    exact = load_draft(write_lucebox(source, tmp_path / "f32.gguf"), torch.float32)
+    assert exact.config.target_layer_ids == theirs.config.target_layer_ids
+    assert apart(hidden_states(exact), hidden_states(theirs)) < 1e-6
+    close = load_draft(write_llama_cpp(source, tmp_path / "q8.gguf", kind=Q8), torch.float32)
+    assert 0 < apart(hidden_states(close), hidden_states(theirs)) < 0.5  # of values up to 6
 
 
 def test_quantised_weights_follow_the_folders(tmp_path, folder):
