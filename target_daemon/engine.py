@@ -217,6 +217,7 @@ class Engine:
 
     def close_all(self) -> None:
         """A new life begins: every slot is free, and sequences are numbered anew."""
+        self.kept.forget_numbers()
         for slot in self._sequences.clear():
             if self._ring is not None:
                 self._ring.release(slot)

@@ -9,7 +9,7 @@ store also has the state before the last chunk of each prompt.
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -212,6 +212,7 @@ class KeptState:
             for span in spans(sequence.oldest, at, capacity):
                 rows = prefix.rows[span.start - prefix.oldest : span.stop - prefix.oldest]
                 self._ring.rows[slot, span.row : span.row + rows.shape[0]].copy_(rows)
+            publish(self._ring, slot, sequence.oldest, at)
 
     # --- feature rows and copies -----------------------------------------------------------------
 
@@ -225,7 +226,6 @@ class KeptState:
     def _claim(self, sequence: Sequence, number: int, high: int) -> None:
         if self._claimed is not None:
             self._claimed.claim(sequence.slot, number, high)
-            publish(self._claimed, sequence.slot, sequence.oldest, sequence.committed)
 
     @torch.inference_mode()
     def _copy(self, slot: int, left: Retained, *, in_memory: bool = False) -> None:
@@ -256,6 +256,12 @@ class KeptState:
         tokens = self._book.tokens(slot)[: left.committed].clone()
         state = self._target.copy_state(slot, left.committed, shared=not lasts)
         return Prefix(tokens, state, rows, left.number)
+
+    def forget_numbers(self) -> None:
+        """Sequences are numbered anew: no new one is to be taken for one that left state."""
+        for slot, left in self._book.retained.items():
+            self._book.retained[slot] = replace(left, number=NOBODY)
+        self.store.forget_numbers()
 
     @torch.inference_mode()
     def save_all(self, seconds: float) -> None:

@@ -5,7 +5,7 @@ and is kept no second time where the target's state can be cut.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from torch import Tensor
@@ -155,6 +155,10 @@ class PrefixStore:
     def held(self) -> Sequence[Prefix]:
         """Those in memory, the most recently used first."""
         return self._held[::-1]
+
+    def forget_numbers(self) -> None:
+        """No sequence that follows is one of those that left these."""
+        self._held = [replace(held, number=NOBODY) for held in self._held]
 
     def _use(self, prefix: Prefix) -> None:
         self._held.remove(prefix)

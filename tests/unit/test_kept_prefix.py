@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.drive import pack
 from support.engines import CHUNK, PROMPT
 from support.kept_pair import CONTEXT, LONG, WINDOW, forget, held, kept_pair, last_slot
 from support.real_pair import Checkpoints, real_pair
@@ -160,6 +161,17 @@ def test_a_state_that_cannot_be_copied_is_given_up(pair, monkeypatch, caplog, me
     again = pair.run(LONG, TOKENS, speculative=True, base_pos=len(LONG))
     assert (again.kept, again.token_ids) == (0, whole.token_ids)
     assert method in caplog.text
+
+
+def test_in_a_new_life_no_sequence_is_taken_for_an_earlier_one_of_its_number(pair):
+    """Its draft would take what it has of one for what the target kept of the other."""
+    for text in (LONG[:40], OTHER[:40], LONG[50:]):
+        pair.run(text, 1, speculative=True, retain=True)
+    pair.engine.close_all()
+    for text in (LONG[:40], OTHER[:40]):  # from the store, and from a slot
+        opened = pair.engine.open(OpenItem(sequence=1000 + text[5], prefix=pack(text)))
+        assert (opened.committed, opened.continues) == (40, -1)
+        pair.engine.close(CloseItem(sequence=1000 + text[5]))
 
 
 def test_a_text_that_leaves_another_early_does_not_cost_it_its_state(pair):
