@@ -266,6 +266,8 @@ class KeptState:
     @torch.inference_mode()
     def save_all(self, seconds: float) -> None:
         """The process ends: put what is kept on the shelf, the latest first, for so long."""
+        if not self.store.has_shelf:
+            return
         ends = time.monotonic() + seconds
         for slot, left in reversed(self._book.retained.items()):
             if self._target.state_bytes(slot, left.committed) and time.monotonic() < ends:
