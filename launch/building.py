@@ -84,7 +84,7 @@ class Building:
             start, total = self._base, journal.committed
             stop = min(total, start + BLOCKS * target.max_width)
         if draft.would_lose_rows(start, stop - start, max(total, journal.committed)):
-            if "draft" not in self._asked:
+            if "draft" not in self._asked.asked:
                 self._asked.ask("draft", IngestItem, stop=start)
         elif self.prefilled < journal.prompt_tokens:
             tokens = journal.prompt[start * WIDTH : stop * WIDTH]

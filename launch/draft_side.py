@@ -94,7 +94,7 @@ class DraftSide:
     def block_size(self, base: int) -> int:
         """The widest block it can propose now at `base`; 1 is none."""
         facts = self.facts
-        if facts is None or self.stage != "open" or self._asked.is_late:
+        if facts is None or self.stage != "open" or self._asked.late is not None:
             return 1
         return max(1, min(facts.block_size, facts.positions - base))
 
@@ -114,16 +114,18 @@ class DraftSide:
         """
         overwritten = first + rows - self._target.ring_capacity  # positions below this one
         needed = max(self._ingested, end - self.context)
-        can_ask = self.holds_slot and not self._asked.is_late
-        return can_ask and needed < min(overwritten, first)
+        if needed >= min(overwritten, first):
+            return False
+        return self.holds_slot and self._asked.late is None
 
     def open(self, opened: OpenedItem | None, base: int) -> None:
         """If it can be asked, ask for the slot that the target assigned, with what lies there.
 
         At a `base` above which no block fits below the last position that it takes, it is left.
         """
-        self._leave_at(base)
-        if self.stage != "available" or "draft" in self._asked or opened is None:
+        if self.facts is not None and base + 2 > self.facts.positions:
+            self._leave_at(base, self.facts.positions)
+        if self.stage != "available" or "draft" in self._asked.asked or opened is None:
             return
         self.stage = "opening"
         self._asked.ask(
@@ -277,11 +279,10 @@ class DraftSide:
             self.give_up(asked.stop)
         return isinstance(asked, ProposeItem)
 
-    def _leave_at(self, base: int) -> None:
-        facts, asked = self.facts, self._asked
-        if facts is None or "draft" in asked or asked.is_late or base + 2 <= facts.positions:
+    def _leave_at(self, base: int, positions: int) -> None:
+        if "draft" in self._asked.asked or self._asked.late is not None:
             return
-        most = f"the draft takes {facts.positions:,} positions"
+        most = f"the draft takes {positions:,} positions"
         self._leave(f"the text has come to position {base:,}, and {most}", self.holds_slot)
 
     def _leave(self, reason: str, holds_slot: bool) -> None:

@@ -40,21 +40,18 @@ class Outstanding:
     Every request has a round number of its own, except that a Verify shares its Propose's.
     """
 
-    __slots__ = ("_asked", "_commands", "_late", "_sequence", "num_stale_replies", "round")
+    __slots__ = ("_commands", "_sequence", "asked", "late", "num_stale_replies", "round")
 
     def __init__(self, sequence: int, commands: list[Command]) -> None:
         self.round = 0
         self.num_stale_replies = 0
         self._sequence = sequence
         self._commands = commands
-        self._asked: dict[Role, Request] = {}
-        self._late: Request | None = None  # the draft may still answer it; nothing waits for that
-
-    def __contains__(self, role: Role) -> bool:
-        return role in self._asked
+        self.asked: dict[Role, Request] = {}  # and is waited for
+        self.late: Request | None = None  # the draft may still answer it; nothing waits for that
 
     def __bool__(self) -> bool:
-        return bool(self._asked)
+        return bool(self.asked)
 
     def ask(self, role: Role, kind: type[Request], **fields: object) -> None:
         """Send under the next round number; whatever was asked of `role` before is forgotten."""
@@ -64,7 +61,7 @@ class Outstanding:
     def ask_again(self, role: Role, kind: type[Request], **fields: object) -> None:
         """Send under the present round number."""
         item = kind(sequence=self._sequence, round=self.round, **fields)  # type: ignore[arg-type]  # `kind` names them
-        self._asked[role] = item
+        self.asked[role] = item
         self._commands.append(Send(role, item))
 
     def tell(self, message: Piece | Progress) -> None:
@@ -77,58 +74,53 @@ class Outstanding:
 
     def forget(self, role: Role) -> None:
         """Its daemon is gone; no answer will come."""
-        self._asked.pop(role, None)
+        self.asked.pop(role, None)
         if role == "draft":
-            self._late = None
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the draft still owes an answer that nothing waits for."""
-        return self._late is not None
+            self.late = None
 
     def defer(self, number: int) -> bool:
         """Wait no longer for the draft's answer of this round; False when none is waited for."""
         late = self.withdraw(number)
-        self._late = late or self._late
+        self.late = late or self.late
         return late is not None
 
     def withdraw(self, number: int) -> Request | None:
         """Take back what was asked of the draft in this round, if it is still waited for."""
-        asked = self._asked.get("draft")
+        asked = self.asked.get("draft")
         if asked is None or asked.round != number:
             return None
-        return self._asked.pop("draft")
+        return self.asked.pop("draft")
 
     def expire(self, event: DeadlineExpired) -> Request | None:
         """The request whose deadline this is, which is forgotten; None when it was answered."""
-        late = self._late
+        late = self.late
         if event.role == "draft" and late is not None and late.round == event.round:
-            self._late = None
+            self.late = None
             return late
-        asked = self._asked.get(event.role)
+        asked = self.asked.get(event.role)
         if asked is None or asked.round != event.round:
             return None
-        return self._asked.pop(event.role)
+        return self.asked.pop(event.role)
 
     def take(self, reply: Reply, target_life: int, draft_life: int) -> Request | None:
         """The request that `reply` answers, or None: then it is dropped and counted.
 
         A target's answer counts whatever draft lived meanwhile; its own life must be the same.
         """
-        asked = self._asked.get(reply.role)
+        asked = self.asked.get(reply.role)
         if asked is None or not self._answers(reply, asked, target_life, draft_life):
             self.num_stale_replies += 1
             return None
-        return self._asked.pop(reply.role)
+        return self.asked.pop(reply.role)
 
     def take_late(self, reply: Reply, target_life: int, draft_life: int) -> Request | None:
         """The late request that `reply` answers, or None."""
-        late = self._late
+        late = self.late
         if reply.role == "target" or late is None:
             return None
         if not self._answers(reply, late, target_life, draft_life):
             return None
-        self._late = None
+        self.late = None
         return late
 
     def _answers(self, reply: Reply, asked: Request, target_life: int, draft_life: int) -> bool:

@@ -47,6 +47,7 @@ Listed = Open | Prefill | Replay | Ingest | Propose | Verify | Close
 ListedReply = Opened | Prefilled | Replayed | Ingested | Proposed | Verified | Closed
 Answer = ListedReply | Failed  # to what is listed
 
+OVER: Final = ("failed", "parked")  # stages in which nothing can be asked
 SOCKETS: Final[dict[Role, str]] = {"target": TARGET_SOCKET, "draft": DRAFT_SOCKET}
 REPLIES: Final[dict[Role, tuple[type[AnyReply], ...]]] = {
     "target": TARGET_REPLIES,
@@ -164,11 +165,11 @@ class Peer:
     @property
     def is_over(self) -> bool:
         """Whether nothing can be asked of it any more."""
-        return self.stage in ("failed", "parked")
+        return self.stage in OVER
 
     def answers_over(self, link: object) -> bool:
         """Whether this is its link, and it can be asked over it."""
-        return self._link is link and not self.is_over
+        return self._link is link and self.stage not in OVER
 
     @property
     def link(self) -> Link[AnyReply]:
@@ -188,8 +189,8 @@ class Peer:
 
     def send(self, message: LinkMessage) -> Sent:
         """Send now; the caller says by when it must be answered."""
-        when = time.monotonic()
-        self.link.send(message)
+        link, when = self._link or self.link, time.monotonic()
+        link.send(message)
         sent = Sent(message, when)
         self._sent.append(sent)
         return sent

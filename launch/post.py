@@ -44,7 +44,8 @@ class Post:
 
     def ask(self, peer: Peer, message: Listed, allow: Callable[[], Allowance]) -> None:
         """Send; `settle` asks how long it may take. The soft deadline counts from now."""
-        if (sent := self._send(peer, message)) is not None:
+        sent = self._send(peer, message)
+        if sent is not None:
             self._unsettled.append((peer, sent, message, allow))
 
     def settle(self) -> None:

@@ -178,17 +178,17 @@ class Session:
         if self.phase not in ("prefilling", "decoding"):
             return
         draft.open(self._building.opened, self.journal.committed)
-        if "target" in asked:
+        if "target" in asked.asked:
             return
         if self.phase == "prefilling":
             self._building.ask(self.target, draft)
-        elif "draft" not in asked or not draft.holds_slot:
+        elif "draft" not in asked.asked or not draft.holds_slot:
             self._rounds.ask(self.target)
 
     # --- replies
 
     def _on_reply(self, reply: Reply) -> None:
-        late = self._asked.take_late(reply, self.target.life, self.draft.life)
+        late = self._asked.late and self._asked.take_late(reply, self.target.life, self.draft.life)
         if late is not None:
             if self.phase != "closing":
                 self.draft.take_late(late, reply.item, decoding=self.phase == "decoding")
@@ -254,7 +254,7 @@ class Session:
         if self._down is None and opened:
             self._asked.ask("target", CloseItem, keep=keep, retain=retain)
         if self.draft.holds_slot:
-            is_late = self._asked.is_late
+            is_late = self._asked.late is not None
             self._asked.ask("draft", CloseItem, keep=keep, retain=retain)
             if is_late:  # the client need not wait for it
                 self._asked.defer(self._asked.round)

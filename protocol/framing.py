@@ -36,36 +36,42 @@ class Frames:
         """Messages that were not taken whole yet: call `flush` when the socket can be written."""
         return len(self._outbox)
 
-    def send(self, data: bytes) -> None:
-        """Send, or queue; nothing is sent any more once the other end takes nothing."""
-        frame = _LENGTH.pack(len(data)) + data
-        sent = 0 if self._outbox or self.ended else self._give(frame)
+    def send(self, data: bytes, *, most: int | None = None) -> bool:
+        """Send, or queue; False, and nothing of it was, at an end or where `most` are unsent."""
+        frame, waiting = _LENGTH.pack(len(data)) + data, len(self._outbox)
+        if self.ended or (most is not None and waiting >= most):
+            return False
+        sent = 0
+        if not waiting:
+            try:
+                sent = self._socket.send(frame, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                pass
+            except OSError:
+                self.ended = True
+                return False
         if sent < len(frame):
-            if not self._outbox:
-                self._sent = sent
+            self._sent = self._sent if waiting else sent
             self._outbox.append(frame)
             self.unsent_bytes += len(frame)
+        return True
 
     def flush(self) -> None:
         """Send what waits, as far as it is taken."""
         while self._outbox and not self.ended:
             first = self._outbox[0]
-            self._sent += self._give(memoryview(first)[self._sent :])
-            if self._sent < len(first):
+            rest = memoryview(first)[self._sent :]
+            try:
+                self._sent += self._socket.send(rest, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
                 return
-            self._outbox.popleft()
-            self.unsent_bytes -= len(first)
-            self._sent = 0
-
-    def _give(self, data: bytes | memoryview) -> int:
-        """How much of it was taken."""
-        try:
-            return self._socket.send(data, socket.MSG_NOSIGNAL)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            self.ended = True
-            return 0
+            except OSError:
+                self.ended = True
+                return
+            if self._sent == len(first):
+                self._outbox.popleft()
+                self.unsent_bytes -= len(first)
+                self._sent = 0
 
     def receive(self) -> list[bytes]:
         """The messages that are whole by now; `ended` afterwards, where there was an end.
@@ -81,7 +87,9 @@ class Frames:
         if not data:
             self.ended = True
             return []
-        if not self._torn and len(data) == _LENGTH.size + _length(data):
+        size = len(data) - _LENGTH.size
+        # Most often what comes is one message, and the whole of it.
+        if size >= 0 and not self._torn and _LENGTH.unpack_from(data)[0] == size:
             return [data[_LENGTH.size :]]
         self._torn += data
         return self._cut()

@@ -76,10 +76,7 @@ class LocalCaller:
 
     def send(self, data: bytes) -> bool:
         frames = self._frames or self._connect()
-        if frames is None or frames.ended or frames.unsent:
-            return False
-        frames.send(data)
-        return not frames.ended
+        return frames is not None and frames.send(data, most=1)
 
     def flush(self) -> bool:
         frames = self._frames
@@ -185,11 +182,9 @@ class LocalListener:
         frames = self._peers.get(peer)
         if frames is None:
             return "the peer is gone"
-        if frames.unsent >= HIGH_WATER_MARK:
-            return f"the peer has not read {frames.unsent} replies"
-        frames.send(data)
-        if frames.ended:
-            return "the peer is gone"
+        if not frames.send(data, most=HIGH_WATER_MARK):
+            gone = f"the peer has not read {frames.unsent} replies"
+            return "the peer is gone" if frames.ended else gone
         if frames.unsent:
             self._watch(frames.fd, READABLE | WRITABLE)
         return ""

@@ -219,19 +219,19 @@ class World:
             self.feed(self._reply(role, answer))
 
     def deadline(self, role: str) -> None:
-        number = self.session._asked._asked[role].round if role in self.session._asked else 0
+        number = self.session._asked.asked[role].round if role in self.session._asked.asked else 0
         self.feed(DeadlineExpired(role, number))
         if role == "target":
             self.kill_target()
 
     def late(self) -> None:
         """The draft's soft deadline passes."""
-        asked = self.session._asked._asked.get("draft")
+        asked = self.session._asked.asked.get("draft")
         self.feed(DraftLate(asked.round if asked is not None else 0))
 
     def withdraw(self) -> None:
         """The draft is late with another sequence, and is not asked at all."""
-        asked = self.session._asked._asked.get("draft")
+        asked = self.session._asked.asked.get("draft")
         if asked is None or isinstance(asked, OpenItem | CloseItem):
             return
         if self.asked["draft"] and self.asked["draft"][-1].round == asked.round:
@@ -294,7 +294,7 @@ class World:
             for role in ("target", "draft"):
                 if self.asked[role]:
                     self.answer(role)
-                elif role in self.session._asked:
+                elif role in self.session._asked.asked:
                     self.deadline(role)
         raise AssertionError("the session does not end")
 
