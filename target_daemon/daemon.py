@@ -202,7 +202,9 @@ def load_daemon(config: TargetConfig, progress: Progress) -> Iterator[TargetDaem
         target = load_target(config, host, progress, device.torch)
         golden.publish(target, host, config.golden)
         way = settle(target, config.rollback)
-        log.info("rejected rows are undone by %s: %s", way.kind, way.detail)
+        told = f"rejected rows are undone by {way.kind}: {way.detail}"
+        log.info(told)
+        progress(0, 0, told)
         _run_once(target)
         shelf = _shelf(config, target)
         loaded = perf_counter() - started

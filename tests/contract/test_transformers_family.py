@@ -75,6 +75,16 @@ def test_chunks_and_single_tokens_give_the_librarys_logits_and_hidden_states(cas
     torch.testing.assert_close(features(target, 0, 0, COUNT), case.taps, **NEAR)
 
 
+def test_logits_are_computed_for_the_rows_that_are_asked_for(case):
+    target, ids = case.target, case.ids
+    target.reset(0)
+    with passing(target._head, entering=True) as scored:
+        target.verify_batch(0, ids[:32], 0, "none")
+        target.verify_batch(0, ids[32:36], 32, "all")
+    rows = [seen.reshape(-1, 32).shape[0] for seen in scored]
+    assert rows == ([1] * 5 if target.stepwise else [1, 4])
+
+
 def test_the_text_is_the_librarys_own_greedy_text(case, plain_text):
     assert plain_text == own_text(case.folder, PROMPT, NEW)
     assert len(set(plain_text)) > 3

@@ -128,9 +128,14 @@ def test_the_hello_states_the_facts_and_the_load_reports_its_progress(daemon, li
     *loading, ready = daemon.status
     assert ready == Ready()
     assert all(isinstance(line, Loading) for line in loading)
-    done = [line.done for line in loading]
+    counted = [line for line in loading if line.total]
+    done = [line.done for line in counted]
     assert done == sorted(done)
-    assert (done[0], done[-1]) == (0, loading[-1].total)
+    assert done[-1] == counted[-1].total
+    memory, way = (line.detail for line in loading if not line.total)
+    assert memory.startswith("memory: ")
+    assert way == f"rejected rows are undone by {hello.rollback}: {hello.rollback_detail}"
+    assert hello.rollback == "fast"
 
 
 def test_a_supervisor_of_another_life_or_wire_version_is_refused(daemon):

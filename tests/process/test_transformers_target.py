@@ -36,7 +36,11 @@ def test_a_daemon_gives_the_librarys_text_with_and_without_proposals(family, det
         assert daemon.wait_until_started(IMPORTING) == Ready(), daemon.log()
         with Link(daemon) as link:
             assert detail in link.hello.rollback_detail
-            assert f"rejected rows are undone by {link.hello.rollback}: " in daemon.log()
+            told = (
+                f"rejected rows are undone by {link.hello.rollback}: {link.hello.rollback_detail}"
+            )
+            assert told in daemon.log()
+            assert told in [step.detail for step in daemon.status if step != Ready()]
             plain, _, _ = generate(link, PROMPT, NEW, chunk=CHUNK, sequence=next(numbers))
             text, rounds, _ = generate(
                 link,
