@@ -200,6 +200,8 @@ def summary(report: Report) -> str:
         f"load {t.load_seconds:.1f} s",
         f"{report.mode} ({report.mode_reason})" if report.mode_reason else report.mode,
     ]
+    if report.usage.num_kept_tokens:
+        parts.append(f"{report.usage.num_kept_tokens:,} tokens of the prompt kept")
     if spec.mean_acceptance_length is not None:
         rate = spec.draft_acceptance_rate
         accepted = "" if rate is None else f", {rate:.0%} of drafts accepted"

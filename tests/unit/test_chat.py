@@ -123,7 +123,8 @@ def test_the_figures_say_what_was_kept(talk):
     _, _, err, _ = talk(["/stats", "a", "a", "/stats", "/help"], ids_of("one"), ids_of("one"))
     assert err.startswith("no turn yet\n")
     assert f"turn 2: {2 * QUESTION + len('[assistant]one') - 8} tokens of prompt, 3 kept" in err
-    assert "6 kept" in err
+    assert "all turns: " in err
+    assert ", 6 kept" in err
     assert "6 generated" in err
     assert "/save FILE" in err
 

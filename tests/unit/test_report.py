@@ -122,6 +122,11 @@ def test_the_line_says_why_there_was_no_draft():
     assert "transport" not in line
 
 
+def test_what_was_kept_of_the_prompt_is_told_where_there_is_something():
+    assert "1,200 tokens of the prompt kept" in summary(_report(num_kept_tokens=1200))
+    assert "kept" not in summary(_report())
+
+
 def test_the_seed_is_told_where_it_mattered():
     assert _report().seed == 11
     assert "seed" not in summary(_report(sampling=Sampling(seed=11)))
