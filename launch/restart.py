@@ -1,13 +1,21 @@
 """When a daemon that failed is started again: soon at first, then later, at last rarely. Pure."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta
 
 from protocol.config import FrozenConfig, Timeout
-from protocol.errors import ConfigError, DaemonAbsent, DaemonError, InsufficientMemory
+from protocol.errors import (
+    ConfigError,
+    DaemonAbsent,
+    DaemonError,
+    DeviceAbsent,
+    InsufficientMemory,
+)
 
+# What starting again at once cannot help.
+RARELY: Final = (ConfigError, InsufficientMemory, DaemonAbsent, DeviceAbsent)
 Factor = Annotated[float, Meta(ge=1.0, le=100.0)]
 
 
@@ -43,7 +51,7 @@ class Backoff:
         if since is not None and now - since >= self.times.healthy:
             self.failures = 0
         self.failures += 1
-        if isinstance(error, ConfigError | InsufficientMemory | DaemonAbsent):
+        if isinstance(error, RARELY):
             self.failures = max(self.failures, self.times.patience)
         if self.is_left_off:
             return self.times.rarely

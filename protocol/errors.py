@@ -100,6 +100,15 @@ class InsufficientMemory(TemporaryFailure):
     code = "insufficient_memory"
 
 
+class DeviceAbsent(TemporaryFailure):
+    """The GPU that was asked for is not there, or its driver is not ready: which, and those seen.
+
+    At boot a service may be started before the driver is: the same command works later.
+    """
+
+    code = "device_absent"
+
+
 class Parked(TemporaryFailure):
     """The daemon that is needed was parked, and was not unparked in time: the time."""
 

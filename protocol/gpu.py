@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, DeviceAbsent
 
 CPU: Final = "cpu"
 DEVICE: Final = re.compile(r"cpu|cuda:(\d{1,3}|(GPU|MIG)-[0-9a-fA-F-]{1,64})")
@@ -42,7 +42,7 @@ def mps_runs(environment: Mapping[str, str], root: Path = Path("/")) -> bool:
 
 
 def check_devices(devices: Mapping[str, str], root: Path = Path("/")) -> None:
-    """Raise ConfigError for a device, by its option, that cannot be one, or not on this machine.
+    """Raise ConfigError for an option that names no device, DeviceAbsent where there is no GPU.
 
     Before any process is started. Nothing is ever run on the CPU instead.
     """
@@ -50,7 +50,7 @@ def check_devices(devices: Mapping[str, str], root: Path = Path("/")) -> None:
         if not DEVICE.fullmatch(device):
             raise ConfigError(f"{option} {device!r}: cpu, cuda:N or cuda:<uuid> is expected")
         if is_gpu(device) and not device_nodes(root):
-            raise ConfigError(
+            raise DeviceAbsent(
                 f"no CUDA device: {option} {device} was asked for, and this machine has no NVIDIA "
                 "GPU or no driver (no /dev/nvidia0); use cpu"
             )

@@ -15,7 +15,13 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from protocol.errors import ConfigError, DeadlineExceeded, DeviceLost, TransportRefused, Unavailable
+from protocol.errors import (
+    DeadlineExceeded,
+    DeviceAbsent,
+    DeviceLost,
+    TransportRefused,
+    Unavailable,
+)
 
 PREFIX: Final = "cuda:"
 SPIN_SECONDS: Final = 0.0005  # a hand-over is mostly done by then, and sleeping costs more
@@ -192,18 +198,18 @@ def load_runtime() -> CudaRuntime:
 def find_device(runtime: CudaRuntime, wanted: str) -> DeviceInfo:
     """The GPU that `wanted` names: ``cuda:N``, as this process counts, or ``cuda:<uuid>``.
 
-    Raises ConfigError, with the GPUs that there are. Never another device than the one asked for.
+    Raises DeviceAbsent, with the GPUs that there are. Never another device than the one asked for.
     """
     try:
         devices = runtime.devices()
     except CudaError as error:
-        raise ConfigError(f"no CUDA device: {wanted} was asked for; {explain(error)}") from error
+        raise DeviceAbsent(f"no CUDA device: {wanted} was asked for; {explain(error)}") from error
     name = wanted.removeprefix(PREFIX)
     for device in devices:
         if name in (str(device.index), device.uuid):
             return device
     have = ", ".join(f"cuda:{each.index} ({each.uuid}, {each.name})" for each in devices)
-    raise ConfigError(f"no CUDA device {wanted}; this process sees {have or 'none'}")
+    raise DeviceAbsent(f"no CUDA device {wanted}; this process sees {have or 'none'}")
 
 
 def wait_for(runtime: CudaRuntime, event: int, seconds: float, what: str) -> None:

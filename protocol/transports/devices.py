@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from protocol import gpu
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, DeviceAbsent
 from protocol.memory import Available, available
 from protocol.messages import GpuFacts
 from protocol.transports.cuda_runtime import (
@@ -44,8 +44,8 @@ HOST = Device(torch.device(gpu.CPU), gpu.CPU)
 def open_device(wanted: str, load: Callable[[], CudaRuntime] = load_runtime) -> Device:
     """Make `wanted` this process's device: ``cpu``, ``cuda:N`` or ``cuda:<uuid>``.
 
-    Raises ConfigError where it is not there, Unavailable where a library is missing. Another
-    device is never taken in its place.
+    Raises DeviceAbsent where it is not there, ConfigError where this torch knows no GPU, and
+    Unavailable where a library is missing. Another device is never taken in its place.
     """
     if not gpu.is_gpu(wanted):
         return HOST
@@ -60,7 +60,7 @@ def open_device(wanted: str, load: Callable[[], CudaRuntime] = load_runtime) -> 
         runtime.set_device(info.index)
         free = runtime.free_bytes()
     except CudaError as error:
-        raise ConfigError(f"no CUDA device: {wanted} cannot be used; {explain(error)}") from error
+        raise DeviceAbsent(f"no CUDA device: {wanted} cannot be used; {explain(error)}") from error
     facts = gather(runtime, info)
     return Device(torch.device("cuda", info.index), f"cuda:{info.uuid}", facts, free)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from protocol.errors import ConfigError
+from protocol.errors import DeviceAbsent
 from protocol.transports import cuda_probe
 from protocol.transports.cuda_memory import Arena
 from protocol.transports.cuda_runtime import find_device, wait_for
@@ -26,7 +26,7 @@ def test_torch_and_cuda_mean_the_same_gpu_by_a_uuid(gpus):
 
 
 def test_a_gpu_that_is_not_there_is_refused(runtime):
-    with pytest.raises(ConfigError, match="no CUDA device"):
+    with pytest.raises(DeviceAbsent, match="no CUDA device"):
         find_device(runtime, "cuda:99")
 
 

@@ -392,7 +392,7 @@ def test_an_unknown_draft_is_refused(pair):
 @pytest.mark.parametrize("option", ["--target-device", "--draft-device"])
 def test_a_gpu_that_is_not_there_is_refused_and_the_cpu_is_not_used_instead(pair, option):
     outcome = _run(*pair.arguments(option, "cuda:0", "x"))
-    _refused(outcome, "config", "no CUDA device", f"{option} cuda:0")
+    _refused(outcome, "device_absent", "no CUDA device", f"{option} cuda:0")
 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(broken):

@@ -15,8 +15,8 @@ from protocol import arena_layout
 from protocol.arena_layout import DeviceArena, Layout, Place, Probed
 from protocol.config import Deadlines
 from protocol.errors import (
-    ConfigError,
     DeadlineExceeded,
+    DeviceAbsent,
     DeviceLost,
     InternalError,
     ProtocolError,
@@ -307,14 +307,14 @@ def test_what_is_asked_before_its_time_is_a_defect(fakes, runtime_dir):
 
 def test_a_machine_without_a_gpu_says_so_and_never_takes_the_cpu():
     with pytest.raises(
-        ConfigError, match=r"no CUDA device: cuda:0 .*cudaErrorNoDevice.*sees no GPU"
+        DeviceAbsent, match=r"no CUDA device: cuda:0 .*cudaErrorNoDevice.*sees no GPU"
     ):
         find_device(FakeCuda(devices_seen=()), "cuda:0")
 
 
 @pytest.mark.parametrize("wanted", ["cuda:7", "cuda:GPU-1", "cuda:", "cuda:-1"])
 def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(wanted):
-    with pytest.raises(ConfigError, match=rf"no CUDA device {wanted}; .*cuda:0 \(GPU-.*cuda:1"):
+    with pytest.raises(DeviceAbsent, match=rf"no CUDA device {wanted}; .*cuda:0 \(GPU-.*cuda:1"):
         find_device(FakeCuda(devices_seen=fake_cuda.TWO), wanted)
 
 

@@ -21,6 +21,7 @@ from protocol.config import Deadlines, TargetConfig
 from protocol.cpu import resolve_dtype
 from protocol.errors import (
     ConfigError,
+    DeviceAbsent,
     DeviceLost,
     InternalError,
     TransportRefused,
@@ -90,7 +91,7 @@ def test_wsl_is_an_obstacle_whatever_cuda_says(cuda_torch, monkeypatch):
 
 def test_a_gpu_that_fails_is_refused(cuda_torch):
     fake = FakeCuda(refuses={"free_bytes": "cudaErrorDevicesUnavailable"})
-    with pytest.raises(ConfigError, match=r"no CUDA device: cuda:0 cannot be used; .*Unavailable"):
+    with pytest.raises(DeviceAbsent, match=r"no CUDA device: cuda:0 cannot be used; .*Unavailable"):
         devices.open_device("cuda:0", lambda: fake)
 
 
@@ -113,7 +114,7 @@ def test_the_daemons_facts_say_what_is_missing(cuda_torch, monkeypatch):
 
 
 def test_a_gpu_on_a_machine_without_one_is_refused_before_anything_starts(tmp_path):
-    with pytest.raises(ConfigError, match="no CUDA device: --draft-device cuda:1 was asked for"):
+    with pytest.raises(DeviceAbsent, match="no CUDA device: --draft-device cuda:1 was asked for"):
         machine.check_devices({"--target-device": "cpu", "--draft-device": "cuda:1"}, tmp_path)
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
