@@ -197,6 +197,7 @@ def test_a_system_text_without_a_template_is_refused_before_anything_is_read():
         draft_device="cpu",
         hand_over="synchronise",
         graphs="auto",
+        rollback="auto",
         tree_budget=15,
         draft=None,
         draft_context=1,
