@@ -16,11 +16,18 @@ def bind(
 ) -> socket.socket:
     """Listen at `path`, which must be free, without ever blocking; an OSError becomes `error`."""
     listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
+    # Whoever finds the file is taken in: it gets its name once the socket listens.
+    nameless = path.with_name(f".{os.getpid()}")
     try:
         os.fchmod(listener.fileno(), MODE)  # before the bind: the file has this mode at once
         with map_exceptions({OSError: error}):
-            listener.bind(str(path))
-            listener.listen(backlog)
+            nameless.unlink(missing_ok=True)
+            listener.bind(str(nameless))
+            try:
+                listener.listen(backlog)
+                path.hardlink_to(nameless)
+            finally:
+                nameless.unlink()
     except BaseException:
         listener.close()
         raise

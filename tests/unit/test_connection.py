@@ -145,6 +145,24 @@ def test_the_socket_is_this_users_alone_and_replaces_what_a_dead_one_left(runtim
         listen(runtime_dir / "nothing" / "c.sock")
 
 
+def test_a_socket_that_can_be_found_listens(runtime_dir, monkeypatch):
+    path = runtime_dir / "c.sock"
+    found = []
+
+    class Listener(socket.socket):
+        def listen(self, *backlog):
+            found.append(path.exists())
+            super().listen(*backlog)
+
+    monkeypatch.setattr(socket, "socket", Listener)
+    with listen(path):
+        monkeypatch.undo()
+        connect(path, CLIENT_REPLIES).close()
+        assert found == [False]
+        assert [one.name for one in runtime_dir.iterdir()] == ["c.sock"]
+    path.unlink()
+
+
 def test_both_ends_check_who_the_other_is(runtime_dir, monkeypatch):
     path = runtime_dir / "c.sock"
     with listen(path) as listener:
