@@ -4,7 +4,7 @@ The recurrent layers' state after each row of the last forward is kept, so that 
 dropped without running the others again. `target_daemon.hybrid` has the arithmetic.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -204,8 +204,11 @@ class HybridTarget(PassedTarget):
             self.restore_kv(PROBE_SLOT, start)
         elif start is not None and not self.states.go_back(PROBE_SLOT, base):
             self.restore_kv(PROBE_SLOT, start)
+            # Among as many rows as the reference has, of which only these leave a state.
+            own, self.widths = self.widths, replace(self.widths, least=REFERENCE)
             between = self._tokens[: base - start.held.length]
             self.verify_batch(PROBE_SLOT, between, start.held.length, "none")
+            self.widths = own
         logits = self.verify_batch(PROBE_SLOT, tokens, base, "all")
         count = tokens.shape[0]
         made = self.key_values.save(PROBE_SLOT, base, count).permute(3, 0, 1, 2, 4)

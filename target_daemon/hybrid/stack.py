@@ -114,7 +114,7 @@ class HybridStack:
         free = rate[:count].float() + weights.shift
         decay = weights.rate * rowwise(functional.softplus, free)
         state = forward.states[layer]
-        if count <= MOST_BY_ROWS or forward.recorded:
+        if count <= max(MOST_BY_ROWS, self._states.widest):  # any block, whatever is kept of it
             steps = self._states.steps(forward, layer, count)
             out, state = by_rows(query, key, value, decay, strength, state, steps)
         else:

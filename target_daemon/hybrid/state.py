@@ -48,7 +48,7 @@ class DeltaStates:
         dtype: torch.dtype,
         device: torch.device = CPU,
     ) -> None:
-        self._config, self._widest = config, widest
+        self._config, self.widest = config, widest
         self._layers = config.layer_types.count(LINEAR)
         shape = (config.value_heads, config.key_dim, config.value_dim)
         state = torch.zeros(shape, dtype=torch.float32, device=device)
@@ -67,13 +67,13 @@ class DeltaStates:
     @property
     def step_bytes(self) -> int:
         """What the states of each row of the widest forward take."""
-        return self._widest * sum(each.numel() * 4 for each in self._empty.states)
+        return self.widest * sum(each.numel() * 4 for each in self._empty.states)
 
     def record(self, on: bool) -> None:
         """From now on keep the states of each row of a forward, or no longer."""
         self._last = None
         self._steps = tuple(
-            torch.empty((self._widest, *each.shape), dtype=each.dtype, device=each.device)
+            torch.empty((self.widest, *each.shape), dtype=each.dtype, device=each.device)
             for each in (self._empty.states if on else ())
         )
 
@@ -88,7 +88,7 @@ class DeltaStates:
             held = self.slots[slot].length
             raise InternalError(f"no state at position {base}; {held} rows were run")
         before = self.slots[slot]
-        recorded = bool(self._steps) and rows <= self._widest
+        recorded = bool(self._steps) and rows <= self.widest
         self._last = None
         return Forward(slot, before, recorded, 0, [*before.states], [*before.tails])
 
