@@ -4,6 +4,7 @@ import ast
 import io
 import logging.config
 import re
+import sys
 import tokenize
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -152,3 +153,9 @@ def test_every_public_class_states_its_contract():
         and not ast.get_docstring(node)
     ]
     assert found == []
+
+
+def test_no_module_of_the_tests_hides_one_of_the_standard_library():
+    """A script that is run from its folder would import it instead."""
+    names = {path.stem for path in (ROOT / "tests").rglob("*.py")}
+    assert names & sys.stdlib_module_names == set()
