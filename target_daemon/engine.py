@@ -274,11 +274,11 @@ class Engine:
         return sum(one != other for one, other in zip(chosen, ids[1:], strict=True))
 
     def _decide(self, sequence: Sequence, block: Block, budget: int) -> Decision:
-        """Run the block at full width, or failing that at width 1."""
+        """Run the block, or failing that its first row: another request may have had the memory."""
         try:
             return self._run_block(sequence, block, budget)
         except (OutOfMemory, InternalError) as error:
-            if len(block.ids) == 1 or sequence.lost:
+            if sequence.lost:
                 raise
             log.warning("verify of %d rows failed (%s); trying width 1", len(block.ids), error)
         block = Block(block.base_pos, block.ids[:1], block.tokens[:1])

@@ -5,6 +5,7 @@ from support.model_pair import local_token, model_text
 from support.supervised import Client, plan_for
 from support.tiny_pair import write_pair
 from support.trials import (
+    PLACES,
     PROMPTS,
     STARVED,
     STARVED_TARGET,
@@ -41,7 +42,7 @@ def test_fifty_faults_change_no_text(folder, runtime_dir):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_faults_of_our_own_daemons_change_no_text(folder, runtime_dir):
-    print(run_trials(folder, "real", 12, **LONGER).report())
+    print(run_trials(folder, "real", len(PLACES), **LONGER).report())
     assert list(runtime_dir.iterdir()) == []
 
 

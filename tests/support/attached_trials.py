@@ -1,6 +1,5 @@
 """The trials of `support.trials` over daemons that are services, and a manager that tends them."""
 
-import os
 import random
 import signal
 import time
@@ -10,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from support.services import Service, draft_config, target_config
 from support.supervised import DEADLINES, Client, attach_plan
-from support.trials import PROMPTS, RESTARTS, TOKENS, Trials, combinations, command_for
+from support.trials import PROMPTS, RESTARTS, TOKENS, Trials, combinations, command_for, sent
 
 from launch.supervisor import Supervisor
 from protocol.config import write_config
@@ -34,7 +33,7 @@ class Manager:
             elif getattr(status, service.role).stage in ("ready", "pairing", "failed"):
                 self._lively[service] = now
             elif now - self._lively[service] > WATCHDOG_SECONDS:
-                os.kill(service.pid, signal.SIGKILL)
+                sent(service.pid, signal.SIGKILL)
 
 
 class Tended(Supervisor):

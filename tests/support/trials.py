@@ -108,7 +108,7 @@ class Trials:
             phase, fault = order.pop()
             if not self._one(phase, fault):
                 self.missed += 1
-                order.insert(0, (phase, fault))
+                order.append((phase, fault))  # again, elsewhere, so that no phase goes without
 
     def _shuffled(self) -> list[tuple[str, str]]:
         """All combinations, the last ones, which are taken first, one of each phase."""
@@ -158,7 +158,7 @@ class Trials:
                 hit = False  # a start that failed, on a machine that is too busy; it is tried again
                 self.refusals.append(f"{what}: {said}")
         elif hit:
-            os.kill(pid, SIGNALS[fault])
+            hit = sent(pid, SIGNALS[fault])
         self._compare(client.finish(), prompt, what)
         return hit
 
@@ -228,9 +228,14 @@ def run_trials(folder: Path, pair: str, count: int, **deadlines: float) -> Trial
     return trials
 
 
-def is_running(pid: int) -> bool:
+def sent(pid: int, number: int) -> bool:
+    """Whether the signal reached a process."""
     try:
-        os.kill(pid, 0)
+        os.kill(pid, number)
     except ProcessLookupError:
         return False
     return True
+
+
+def is_running(pid: int) -> bool:
+    return sent(pid, 0)
