@@ -4,6 +4,7 @@ import signal
 from typing import Final
 
 OK: Final = 0
+CANCELLED: Final = 1
 USAGE: Final = 2
 UNAVAILABLE: Final = 69
 SOFTWARE: Final = 70
@@ -17,6 +18,7 @@ TERMINATED: Final = 143
 
 MEANING: Final[dict[int, str]] = {
     OK: "success",
+    CANCELLED: "the request was ended by `dflashd cancel`; the text so far was written",
     USAGE: "an argument or the prompt is unusable: empty, too long, out of range, unreadable",
     UNAVAILABLE: "a registry, server or file that is needed cannot be reached now",
     SOFTWARE: "a defect, or a daemon that died",

@@ -203,6 +203,13 @@ class NotFinite(DaemonError):
     code = "not_finite"
 
 
+class Cancelled(DaemonError):
+    """Somebody else than its client ended a request: how many tokens came before that."""
+
+    code = "cancelled"
+    exit_code = 1
+
+
 class InternalError(DaemonError):
     """A defect of this program; the daemon's log, its standard error, says why."""
 

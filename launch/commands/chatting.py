@@ -174,6 +174,7 @@ class Chat:
             raise KeyboardInterrupt
         if interrupts.number is not None:
             raise _Ended(interrupts.number)
+        receiver.check_completed()
 
     def _request(self, question: str) -> Submit:
         """It may go on from all that its prompt has in common with what was left."""

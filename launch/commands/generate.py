@@ -27,7 +27,6 @@ from protocol.core_dumps import refuse_core_dumps
 @settings("prefix_store", "prefix_disk")
 @click.option(
     "--keep",
-    cls=Setting,
     is_flag=True,
     help="Go on from what earlier requests have left, and leave this one's state.",
 )

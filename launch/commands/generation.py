@@ -108,4 +108,5 @@ def _conclude(
             line.print(summary(report))
     if interrupts.number is not None:
         return exit_codes.SIGNALS[interrupts.number]
+    receiver.check_completed()
     return exit_codes.OK

@@ -3,7 +3,7 @@
 from launch.commands.output import ProgressLine, TextOutput, TraceFile
 from launch.stream import TextStream
 from protocol.codec import unpack_tokens
-from protocol.errors import DaemonError, from_wire
+from protocol.errors import Cancelled, DaemonError, from_wire
 from protocol.messages import (
     Accepted,
     Denied,
@@ -73,6 +73,11 @@ class Receiver:
         self._show(self._stream.finish())
         if not self.closed:
             self.output.finish()
+
+    def check_completed(self) -> None:
+        """Raise Cancelled where the request was; for a client that did not ask for it itself."""
+        if self.finished is not None and self.finished.finish_reason == "cancelled":
+            raise Cancelled(f"the request was cancelled after {len(self.ids)} tokens of the text")
 
     def _show(self, text: str) -> None:
         if not text or self.closed:

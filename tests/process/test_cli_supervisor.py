@@ -83,8 +83,9 @@ def test_requests_are_listed_and_cancelled_by_their_number_and_by_their_clients_
         told = msgspec.json.decode(_run("status", "--json").out, type=StatusReport)
         assert (told.running, told.finished) == (1, 1)
         ended, going = (first, second) if first.poll() is not None else (second, first)
-        assert ended.wait(timeout=10) == 0
+        assert ended.wait(timeout=10) == exit_codes.CANCELLED
         assert len(ended.stdout.readline()) > 1
+        assert "the request was cancelled after" in ended.stderr.read()
         going.send_signal(signal.SIGKILL)
         until(lambda: phases() == [], seconds=20)
 

@@ -13,7 +13,9 @@ import msgspec
 import pytest
 
 from launch import cli, exit_codes
+from launch.commands.pair import LOADING
 from launch.commands.report import Faults, Network, Report, SpeculativeDecoding, Timings, Usage
+from launch.settings import Setting
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -87,6 +89,29 @@ def test_every_option_of_the_commands_is_in_the_readme_and_no_other():
     known = set().union(*map(_options, cli.VERBS))
     in_tables = set(re.findall(r"`(--[a-z-]+)", _section("Generate")))
     assert in_tables - known == set()
+
+
+def test_what_connect_refuses_is_listed_whole():
+    row = re.search(r"^\| `--connect .*refused are (.*) \|$", README, re.MULTILINE)[1]
+    assert set(re.findall(r"`--([a-z-]+)`", row)) == {name.replace("_", "-") for name in LOADING}
+
+
+def test_the_supervisors_section_names_all_it_shares_with_generate():
+    shared = re.search(r"nobody\. (.*?) are those of `generate`", _section("Supervisor"), re.DOTALL)
+    described = set(re.findall(r"`(--[a-z-]+)", _section("Supervisor")))
+    both = {"--help", "-h", *_options("generate")} & _options("supervisor")
+    assert both - described == {"--help", "-h"}
+    assert set(re.findall(r"`(--[a-z-]+)`", shared[1])) <= both
+
+
+def test_the_options_that_are_no_settings_are_listed_whole():
+    listed = re.search(r"one call alone \((.*?)\) are no settings", README, re.DOTALL)[1]
+    plain = set()
+    for verb in ("generate", "chat", "supervisor"):
+        command = _command(verb)
+        options = [each for each in command.params if isinstance(each, click.Option)]
+        plain |= {each.opts[0] for each in options if not isinstance(each, Setting)}
+    assert set(re.findall(r"`(--[a-z-]+)`", listed)) == plain
 
 
 def test_every_verb_has_its_section():

@@ -14,8 +14,8 @@ from launch.commands.receiver import Receiver
 from launch.models import LocalModel
 from launch.stream import TextStream
 from protocol.codec import pack_tokens
-from protocol.errors import ModelNotFound, PromptTooLong, UsageError
-from protocol.messages import Cancel, Piece, Progress, Refused
+from protocol.errors import Cancelled, ModelNotFound, PromptTooLong, UsageError
+from protocol.messages import Cancel, Finished, Piece, Progress, Refused, Statistics
 from protocol.signals import ENDING
 
 NAMES = "abcdefghijklmnopqrstuvwxyz"
@@ -74,6 +74,19 @@ def test_a_refusal_is_the_typed_error_of_its_code(capsys):
     assert str(receiver.error) == "9 tokens; 8 fit"
     assert receiver.ended
     assert capsys.readouterr().out == "a"
+
+
+def test_a_cancelled_request_is_no_finished_one():
+    receiver = _receiver()
+    receiver(_piece(0, 1))
+    receiver.check_completed()
+    figures = Statistics(**dict.fromkeys(Statistics.__struct_fields__, 0))
+    receiver(Finished(request=1, finish_reason="length", statistics=figures))
+    receiver.check_completed()
+    receiver(Finished(request=1, finish_reason="cancelled", statistics=figures))
+    with pytest.raises(Cancelled, match="after 2 tokens"):
+        receiver.check_completed()
+    assert exit_codes.CANCELLED == Cancelled.exit_code != exit_codes.OK
 
 
 def test_a_message_that_is_not_for_clients_is_a_defect():
