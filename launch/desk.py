@@ -115,7 +115,7 @@ class Desk:
         if any(other.submit.request == submit.request for other in self._all):
             self._refuse(request, UsageError(f"request {submit.request} is running already"))
         elif len(self._waiting) >= self._max_waiting:
-            self._refuse(request, Overloaded(f"{self._max_waiting} requests wait already"))
+            self._refuse(request, Overloaded(f"as many requests wait as may: {self._max_waiting}"))
         else:
             self._waiting.append(request)
 

@@ -6,7 +6,7 @@ Requests that run finish first, or are paused; what waits for a parked target is
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -18,6 +18,8 @@ from launch.events import DraftDown, Role, TargetDown
 from protocol.errors import DaemonError, Parked, Unavailable, UsageError
 from protocol.messages import DaemonStatus
 
+BEING_PARKED: Final = "the target is being parked: new requests wait until it is unparked"
+TARGET_PARKED: Final = "the target is parked: nothing is served until it is unparked"
 Answer: TypeAlias = Callable[[str | DaemonError], None]  # what was done, or why it was not
 
 
@@ -66,6 +68,14 @@ class Parking:
     def no_draft(self) -> str:
         """Why new requests go without the draft that is there; empty where they do not."""
         return "the draft is being parked" if self._sides["draft"].state == "draining" else ""
+
+    @property
+    def no_target(self) -> str:
+        """Why new requests wait until it is unparked; empty where they do not."""
+        if not self.holds("target"):
+            return ""
+        is_draining = self._sides["target"].state == "draining"
+        return BEING_PARKED if is_draining else TARGET_PARKED
 
     @property
     def is_ready(self) -> bool:

@@ -13,14 +13,14 @@ def report(
 ) -> StatusReport:
     """What runs at `now`, how, and why; `began` is the supervisor's start on the same clock."""
     placement, ready = crew.placement, crew.stage("draft") == "ready"
-    totals = desk.totals
+    totals, no_draft = desk.totals, parking.no_target or crew.no_draft
     return StatusReport(
         pid=os.getpid(),
         seconds=now - began,
         mode="speculative" if ready else "autoregressive",
-        mode_reason=crew.doubt if ready else crew.no_draft,
+        mode_reason=parking.no_target or crew.doubt if ready else no_draft,
         transport=desk.transport,
-        transport_reason=crew.no_draft if placement is None else placement.reason,
+        transport_reason=no_draft if placement is None else placement.reason,
         target=parking.status("target"),
         draft=parking.status("draft"),
         target_facts=crew.target_hello,

@@ -221,7 +221,8 @@ class Service:
 
     def _submit(self, client: _Client, submit: Submit) -> None:
         number = next(self._numbers)
-        self._send(client, Accepted(asked=submit.request, request=number))
+        waits = self._supervisor.no_target
+        self._send(client, Accepted(asked=submit.request, request=number, waits=waits))
         if len(client.requests) >= MAX_REQUESTS:
             detail = f"{MAX_REQUESTS} requests of this client have no answer yet"
             self._send(client, Refused(request=number, code=Overloaded.code, detail=detail))

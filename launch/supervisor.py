@@ -133,6 +133,11 @@ class Supervisor:
         """Put another draft in the present one's place; requests go on, their text unchanged."""
         self._mediator.swapping.swap(draft, answer)
 
+    @property
+    def no_target(self) -> str:
+        """Why new requests wait until somebody acts; empty where they do not."""
+        return self._parking.no_target
+
     def describe(self) -> StatusReport:
         """What runs, how, and why."""
         return report(

@@ -634,6 +634,7 @@ class Accepted(Message, frozen=True, kw_only=True):
 
     asked: Id  # the number in Submit, the client's own
     request: Id
+    waits: Text = ""  # why nobody serves it now, where somebody must act first
 
 
 class Cancel(Message, frozen=True, kw_only=True):

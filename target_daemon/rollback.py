@@ -25,6 +25,7 @@ Kind: TypeAlias = Literal["fast", "replay"]
 SLOT: Final = 0
 WIDTH: Final = 8  # rows of the measured block, of which half are kept
 CONTEXT: Final = 32
+ASKED: Final = "as asked, though this target can drop rejected rows as they stand"
 ROUNDS: Final = 3  # of either way; the quickest counts
 
 
@@ -92,7 +93,7 @@ def settle(
     if wanted == "fast" and not able:
         raise ConfigError(f"--rollback fast: {why}")
     if wanted != "auto":
-        return Way(wanted, f"as asked; {why}")
+        return Way(wanted, f"as asked; {why}" if wanted == "fast" or not able else ASKED)
     if not able:
         return Way("replay", why)
     if target.supports_cut:

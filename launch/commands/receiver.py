@@ -49,6 +49,8 @@ class Receiver:
         match message:
             case Accepted():
                 self.request = message.request
+                if message.waits:
+                    self._line.say(message.waits)
             case Progress():
                 self._line.say(f"reading the prompt: {message.done} of {message.total} tokens")
             case Piece():

@@ -7,8 +7,9 @@ from support.clients import serving
 from support.model_pair import local_token, model_text
 from support.tiny_pair import write_pair
 
+from launch.parking import BEING_PARKED, TARGET_PARKED
 from protocol.errors import CheckpointError, Parked, Unavailable, UsageError
-from protocol.messages import Cancel, Denied, Done, Park, Piece, Unpark
+from protocol.messages import Accepted, Cancel, Denied, Done, Park, Piece, Unpark
 
 pytestmark = pytest.mark.process
 
@@ -75,6 +76,8 @@ def test_a_parked_target_ends_when_its_requests_have_and_serves_again_at_unpark(
     status = world.supervisor.describe()
     assert (status.target.stage, status.draft.stage) == ("parked", "parked")
     assert (status.target.pid, status.draft.pid) == (None, None)
+    assert (status.mode_reason, status.transport_reason) == (TARGET_PARKED, TARGET_PARKED)
+    assert later.all(Accepted)[0].waits in (BEING_PARKED, TARGET_PARKED)
     assert is_gone(before.target.pid)
     assert is_gone(before.draft.pid)
     assert phases(world) == {2: "waiting"}

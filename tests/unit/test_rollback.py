@@ -14,7 +14,7 @@ from launch.events import TargetFacts
 from launch.inprocess import run_spec_decode
 from protocol.errors import ConfigError
 from protocol.messages import Sampling, VerifyItem
-from target_daemon.rollback import ROUNDS, settle
+from target_daemon.rollback import ASKED, ROUNDS, settle
 from target_daemon.rollback import WIDTH as MEASURED
 
 
@@ -69,6 +69,12 @@ def test_what_is_asked_for_is_done():
     for wanted in ("fast", "replay"):
         way = settle(RecurrentTarget(), wanted)
         assert (way.kind, way.detail[:8]) == (wanted, "as asked")
+
+
+def test_a_replay_that_is_asked_for_is_not_given_the_reason_of_the_fast_way():
+    target = RecurrentTarget()
+    assert target.rollback_detail in settle(target, "fast").detail
+    assert settle(target, "replay").detail == ASKED
 
 
 def test_a_context_that_is_too_short_is_not_measured():
