@@ -25,7 +25,6 @@ SAMPLINGS = (
     Sampling(temperature=0.3, seed=5, presence_penalty=0.5),
     Sampling(temperature=1.4, min_p=0.05, seed=6),
 )
-SHARE = 1
 GAP = 1e-3  # a difference at a larger gap is a fault
 Say = Callable[[str], None]
 
@@ -116,18 +115,17 @@ def sampled(
     max_tokens: int,
     say: Say,
 ) -> Outcome:
-    """At a temperature, too, the draft changes no id: `SHARE` of `samplings`, in turn, a prompt."""
+    """At a temperature, too, the draft changes no id: one of `samplings`, in turn, a prompt."""
     differences, seconds, run, accepted = [], 0.0, 0, 0
     for number, prompt in enumerate(prompts):
-        for turn in range(SHARE):
-            sampling = samplings[(number + turn) % len(samplings)]
-            fast, slow = (
-                pair.run(prompt.ids, max_tokens, speculative=on, sampling=sampling)
-                for on in (True, False)
-            )
-            differences += _text_difference(pair, prompt, fast.token_ids, slow.token_ids)
-            seconds, run = seconds + fast.seconds + slow.seconds, run + 1
-            accepted += len(slow.rounds) - len(fast.rounds)
+        sampling = samplings[number % len(samplings)]
+        fast, slow = (
+            pair.run(prompt.ids, max_tokens, speculative=on, sampling=sampling)
+            for on in (True, False)
+        )
+        differences += _text_difference(pair, prompt, fast.token_ids, slow.token_ids)
+        seconds, run = seconds + fast.seconds + slow.seconds, run + 1
+        accepted += len(slow.rounds) - len(fast.rounds)
         say(f"  {number + 1}/{len(prompts)} {prompt.id}: {len(differences)} of {run} differ")
     if not accepted:
         raise AssertionError("no proposal was accepted: nothing was proved")

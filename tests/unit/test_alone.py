@@ -108,7 +108,7 @@ def test_what_is_said_of_the_head_comes_before_the_drafts_own_vocabulary(become_
 @pytest.mark.parametrize("verb", ["target", "draft"])
 def test_a_device_that_is_not_there_is_refused_before_anything_is_started(verb, folders, capsys):
     more = ("--model", folders[0], "--draft", folders[1], "--draft-device", "cuda:99")
-    assert main([verb, *more]) == 78
+    assert main([verb, *more]) == 75
     assert "--draft-device" in capsys.readouterr().err
 
 
