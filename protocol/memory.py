@@ -22,6 +22,7 @@ class Line:
     name: str
     size: int
     arithmetic: str
+    remedy: str = ""  # what makes it smaller, where that is a setting of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +66,16 @@ class MemoryPlan:
         ]
         raise InsufficientMemory(
             f"the {self.role} needs {megabytes(self.needed)}, and {megabytes(available.size)} are "
-            f"available ({available.source})\n" + "\n".join(rows) + "\n" + self._remedy(available)
+            f"available ({available.source}):\n"
+            + ";\n".join(rows)
+            + ".\n"
+            + self._remedy(available)
         )
 
     def _remedy(self, available: Available) -> str:
+        largest = max(self.lines, key=lambda line: line.size)
+        if largest.remedy:
+            return f"The largest part is {largest.name}: {largest.remedy} needs less."
         fits = max(0, available.size - self.fixed) // max(1, self.per_position)
         if fits:
             return (

@@ -8,6 +8,7 @@ from protocol.errors import ProtocolError
 from protocol.messages import Count, Name, Text
 
 MAX_LINE_BYTES: Final = 1 << 16
+WARNING: Final = "warning: "  # begins the detail of what its user should read, and not only see
 
 
 class StatusLine(

@@ -38,6 +38,7 @@ from protocol.messages import (
 )
 from protocol.placement import host_transport
 from protocol.state import AnyTargetRequest, FeatureReply, TargetReply
+from protocol.status import WARNING
 from protocol.transports.base import FeatureHost
 from protocol.transports.devices import HOST, Device, open_device
 from protocol.transports.registry import find_transport
@@ -207,6 +208,8 @@ def load_daemon(config: TargetConfig, progress: Progress) -> Iterator[TargetDaem
         progress(0, 0, told)
         _run_once(target)
         shelf = _shelf(config, target)
+        if shelf is not None and shelf.warning:
+            progress(0, 0, WARNING + shelf.warning)
         loaded = perf_counter() - started
         daemon = TargetDaemon(config, target, host, loaded, way, device, shelf)
         with torch.inference_mode():  # once, not in every call

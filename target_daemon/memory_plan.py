@@ -127,7 +127,8 @@ def _prefixes(
     model: ModelConfig, config: TargetConfig, positions: int, size: int
 ) -> Iterator[Line]:
     if config.prefix_bytes:
-        yield Line("kept prefixes", config.prefix_bytes, "what --prefix-memory allows")
+        told, remedy = "what --prefix-memory allows", "a smaller --prefix-memory"
+        yield Line("kept prefixes", config.prefix_bytes, told, remedy)
     if config.prefix_folder:
         one = _key_values(model, 1, positions, size)
         yield Line("one prefix on its way from disk", one.size, one.arithmetic)

@@ -2,65 +2,48 @@
 
 A file's name is a digest of what it is for. It holds the ids, the feature rows and the state; its
 metadata the format's version and the `identity` of the model and of how it computes; its last
-tensor the SHA-256 of all before it. What is damaged is left alone with a warning, what belongs to
-another model without one. Files that were not used for longest are removed to stay in the budget.
+tensor the SHA-256 of all before it. What is damaged is removed with a warning, what belongs to
+another model is left alone. Files that were not used for longest are removed to stay in the budget.
 """
 
 import hashlib
 import logging
-import math
 import os
-from collections.abc import Iterator
+import re
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Self
+from typing import Final, Self
 
 import msgspec
 import torch
 from torch import Tensor
 
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, PermissionRefused
 from protocol.run_directory import is_private
+from target_daemon.prefix_file import (
+    VERSION,
+    layout,
+    opened,
+    parts,
+    raw,
+    read_header,
+    read_prefix,
+    read_tensor,
+    size_of,
+)
 from target_daemon.prefixes import NOBODY, Prefix, common_length
-from target_daemon.target import StateCopy
 
 log = logging.getLogger(__name__)
 
-VERSION: Final = "1"
+NAME: Final = re.compile(r"[0-9a-f]{40}")  # all but the suffix; other files are not ours
 SUFFIX: Final = ".safetensors"
 UNFINISHED: Final = ".unfinished"
-MAX_HEADER: Final = 4 << 20
+DAMAGED: Final = ".damaged"  # found so in use: the next start tells it and removes it
 MAX_FILES: Final = 4096
 MAX_BYTES: Final = 2 << 30  # of one file: it is read and written between two messages
-DIGEST: Final = "digest"
-STATE: Final = "state."
-DTYPES: Final = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """One tensor of a file, as its header says."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
-
-    @property
-    def bytes(self) -> int:
-        """What the tensor takes; ValueError for a dtype that is none of ours."""
-        if self.dtype not in DTYPES or any(size < 0 for size in self.shape):
-            raise ValueError(f"a tensor of {self.dtype} {self.shape}")
-        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+BAD: Final = (OSError, ValueError, KeyError, msgspec.MsgspecError)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,35 +67,66 @@ class PrefixFolder:
         self._path = path
         self._identity = identity
         self._budget = budget
+        self.damaged = 0  # files at the start
+        self._told = False  # that one does not fit
         self.entries: list[Stored] = []
 
     @classmethod
     def open(cls, path: Path, identity: str, budget: int) -> Self:
-        """Make the folder, or read what is there; ConfigError where others could look into it."""
+        """Make the folder, or read what is there.
+
+        ConfigError where it cannot be made, PermissionRefused where others could look into it.
+        """
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"the prefix store {path}: {error.strerror}") from error
         if not is_private(path):
-            raise ConfigError(f"the prefix store {path} is not this user's alone (mode 0700)")
+            raise PermissionRefused(
+                f"the prefix store {path} is not this user's alone (mode 0700): {_found(path)}"
+            )
         folder = cls(path, identity, budget)
-        for file in folder._files():
+        folder._make_room(0)
+        for file in folder._files(DAMAGED):
+            folder.damaged += 1
+            folder._remove(file)
+        for file in folder._files()[-MAX_FILES:]:
             try:
                 folder._read_entry(file)
-            except (OSError, ValueError, msgspec.MsgspecError) as error:
-                log.warning("kept prefix %s is damaged, and is ignored: %s", file.name, error)
+            except BAD as error:
+                folder._refuse(file, error)
         return folder
 
-    def _files(self) -> list[Path]:
-        found = [file for file in self._path.iterdir() if file.suffix == SUFFIX]
-        return sorted(found, key=_used)[-MAX_FILES:]
+    @property
+    def warning(self) -> str:
+        """One sentence of what could not be used at the start, or nothing."""
+        if not self.damaged:
+            return ""
+        return f"damaged files of the prefix store {self._path}, which are not used: {self.damaged}"
+
+    def _refuse(self, file: Path, error: Exception) -> None:
+        """Warn; what is wrong inside stays wrong: it goes. What cannot be read may be, later."""
+        log.warning("kept prefix %s is damaged, and is ignored: %s", file.name, error)
+        self.damaged += 1
+        if not isinstance(error, OSError):
+            self._remove(file)
+
+    def _files(self, *suffixes: str) -> list[Path]:
+        """Ours, the least recently used first."""
+        wanted = suffixes or (SUFFIX,)
+        found = [
+            file
+            for file in self._path.iterdir()
+            if file.suffix in wanted and NAME.fullmatch(file.stem)
+        ]
+        return sorted(found, key=_used)
 
     def _read_entry(self, file: Path) -> None:
-        with _opened(file) as stream:
-            metadata, entries = _header(stream, file)
+        with opened(file) as stream:
+            metadata, entries = read_header(stream, file)
             if (metadata.get("version"), metadata.get("identity")) != (VERSION, self._identity):
                 return  # another model's, or of another time
-            tokens = _tensor(stream, entries["tokens"])
+            tokens = read_tensor(stream, entries["tokens"])
             rows = entries["rows"].shape[0]
         if tokens.dtype != torch.int64 or tokens.dim() != 1 or not rows <= tokens.shape[0]:
             raise ValueError("ids and rows do not fit")
@@ -121,13 +135,16 @@ class PrefixFolder:
     def load(self, stored: Stored) -> Prefix | None:
         """Read all of it; None, with a warning, where it is not what was written."""
         try:
-            with _opened(stored.path) as stream:
-                prefix = _read(stream, stored.path)
+            with opened(stored.path) as stream:
+                prefix = read_prefix(stream, stored.path)
             os.utime(stored.path)
-        except (OSError, ValueError, KeyError, msgspec.MsgspecError) as error:
+        except BAD as error:
             name = stored.path.name
             log.warning("kept prefix %s is damaged, and is ignored: %s", name, error)
             self.entries.remove(stored)
+            if not isinstance(error, OSError):
+                with suppress(OSError):
+                    stored.path.replace(stored.path.with_suffix(DAMAGED))
             return None
         return prefix
 
@@ -140,9 +157,10 @@ class PrefixFolder:
                     os.utime(held.path)
                 return
         try:
-            tensors, header = _layout(prefix, {"version": VERSION, "identity": self._identity})
-            size = 8 + len(header) + sum(map(_size, tensors)) + hashlib.sha256().digest_size
-            if size > min(self._budget, MAX_BYTES):
+            tensors, header = layout(prefix, {"version": VERSION, "identity": self._identity})
+            size = 8 + len(header) + sum(map(size_of, tensors)) + hashlib.sha256().digest_size
+            if size > (most := min(self._budget, MAX_BYTES)):
+                self._tell_size(size, most)
                 return
             self._make_room(size)
             self._write(prefix, tensors, header)
@@ -154,14 +172,19 @@ class PrefixFolder:
                 if common_length(held.tokens, prefix.tokens) == held.committed:
                     self._remove(held.path)
 
+    def _tell_size(self, size: int, most: int) -> None:
+        if not self._told:
+            log.info("a kept prefix of %d bytes is not written: a file has at most %d", size, most)
+        self._told = True
+
     def _write(self, prefix: Prefix, tensors: tuple[Tensor, ...], header: bytes) -> None:
-        key = self._identity.encode() + _bytes(prefix.tokens)
+        key = self._identity.encode() + raw(prefix.tokens)
         file = self._path / (hashlib.sha256(key).hexdigest()[:40] + SUFFIX)
         unfinished = file.with_suffix(UNFINISHED)
         fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
             with os.fdopen(fd, "wb") as stream:
-                for part in _parts(tensors, header):
+                for part in parts(tensors, header):
                     stream.write(part)
             unfinished.replace(file)
         finally:
@@ -170,8 +193,7 @@ class PrefixFolder:
 
     def _make_room(self, size: int) -> None:
         """Remove what was not used for longest, also what a writer has left that was killed."""
-        files = [*self._files(), *self._path.glob(f"*{UNFINISHED}")]
-        sizes = {file: file.stat().st_size for file in sorted(files, key=_used)}
+        sizes = {file: _length(file) for file in self._files(SUFFIX, UNFINISHED, DAMAGED)}
         while sizes and sum(sizes.values()) + size > self._budget:
             oldest = next(iter(sizes))
             del sizes[oldest]
@@ -189,89 +211,15 @@ def _used(file: Path) -> float:
         return 0.0
 
 
-def _opened(file: Path) -> BinaryIO:
-    return os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW), "rb")
+def _length(file: Path) -> int:
+    try:
+        return file.lstat().st_size
+    except OSError:  # another daemon has removed it
+        return 0
 
 
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _layout(prefix: Prefix, metadata: dict[str, str]) -> tuple[tuple[Tensor, ...], bytes]:
-    """What the file holds but for its checksum, in order, and the header that says so."""
-    tensors = {"tokens": prefix.tokens, "rows": prefix.rows}
-    tensors |= {STATE + name: tensor for name, tensor in prefix.state.tensors.items()}
-    header: dict[str, Any] = {"__metadata__": metadata | {"facts": _json(prefix.state.facts)}}
-    start = 0
-    for name, tensor in tensors.items():
-        stop = start + _size(tensor)
-        header[name] = Entry(NAMES[tensor.dtype], tuple(tensor.shape), (start, stop))
-        start = stop
-    length = hashlib.sha256().digest_size
-    header[DIGEST] = Entry("U8", (length,), (start, start + length))
-    return tuple(tensors.values()), msgspec.json.encode(header)
-
-
-def _parts(tensors: tuple[Tensor, ...], header: bytes) -> Iterator[bytes]:
-    """The file, piece by piece, so that no second copy of the state is made."""
-    yield len(header).to_bytes(8, "little")
-    yield header
-    digest = hashlib.sha256(header)
-    for tensor in tensors:
-        for part in tensor.unbind(0) if tensor.dim() > 1 else (tensor,):
-            data = _bytes(part)
-            digest.update(data)
-            yield data
-    yield digest.digest()
-
-
-def _json(facts: Any) -> str:
-    return msgspec.json.encode(facts).decode()
-
-
-def _header(stream: BinaryIO, file: Path) -> tuple[dict[str, str], dict[str, Entry]]:
-    """Metadata and tensors; ValueError unless they fill the file exactly, one behind the other."""
-    length = int.from_bytes(stream.read(8), "little")
-    size = os.fstat(stream.fileno()).st_size
-    if not 2 <= length <= min(MAX_HEADER, size - 8):
-        raise ValueError(f"a header of {length} bytes in a file of {size}")
-    raw = msgspec.json.decode(stream.read(length), type=dict[str, msgspec.Raw])
-    metadata = msgspec.json.decode(raw.pop("__metadata__", b"{}"), type=dict[str, str])
-    entries = {name: msgspec.json.decode(each, type=Entry) for name, each in raw.items()}
-    at = 0
-    for name, entry in entries.items():
-        if entry.data_offsets != (at, at + entry.bytes):
-            raise ValueError(f"tensor {name} lies at {entry.data_offsets}")
-        at += entry.bytes
-    if at != size - 8 - length or not {"tokens", "rows", DIGEST} <= entries.keys():
-        raise ValueError(f"{file.name} is not whole")
-    return metadata, entries
-
-
-def _tensor(stream: BinaryIO, entry: Entry, digest: Any = None) -> Tensor:
-    """The next tensor of the stream."""
-    tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-    view = tensor.reshape(-1).view(torch.uint8).numpy().data
-    if stream.readinto(view) != len(view):  # type: ignore[attr-defined]  # of a buffered reader
-        raise ValueError("the file ends too soon")
-    if digest is not None:
-        digest.update(view)
-    return tensor
-
-
-def _read(stream: BinaryIO, file: Path) -> Prefix:
-    metadata, entries = _header(stream, file)
-    length = stream.tell() - 8
-    stream.seek(8)
-    digest = hashlib.sha256(stream.read(length))
-    last = entries.pop(DIGEST)
-    tensors = {name: _tensor(stream, entry, digest) for name, entry in entries.items()}
-    if _bytes(_tensor(stream, last)) != digest.digest():
-        raise ValueError("its checksum is wrong")
-    state = {name.removeprefix(STATE): each for name, each in tensors.items() if STATE in name}
-    facts = msgspec.json.decode(metadata["facts"].encode())
-    return Prefix(tensors["tokens"], StateCopy(state, facts), tensors["rows"], NOBODY)
+def _found(path: Path) -> str:
+    """What stands against a folder, in words."""
+    facts = path.lstat()
+    kind = "a symbolic link" if stat.S_ISLNK(facts.st_mode) else "a folder"
+    return f"it is {kind} of user {facts.st_uid} with mode {stat.S_IMODE(facts.st_mode):04o}"

@@ -20,6 +20,7 @@ from protocol.checkpoints.target_config import read_model_config
 from protocol.codec import unpack_tokens
 from protocol.errors import InternalError
 from protocol.messages import Cancel, Finished, Submit
+from protocol.status import WARNING
 
 
 class OwnPair:
@@ -99,6 +100,8 @@ class OwnPair:
         return supervisor.describe().load_seconds
 
     def _on_loading(self, step: Loading) -> None:
+        if not step.total and step.detail.startswith(WARNING):
+            self._line.print(f"{step.role} daemon: {step.detail}")
         count = f" {step.done} of {step.total}" if step.total else ""
         self._line.say(f"{step.role} daemon: {step.stage}{count}")
 

@@ -152,7 +152,9 @@ def _daemons(options: Options) -> Plan:
 
 def _on_loading(say: Callable[[str], None], step: Loading) -> None:
     if not step.total:
-        detail = f": {' '.join(step.detail.split())}" if step.detail else ""
+        # The rest of an error, the parts of a plan, comes with the exit, once.
+        lines = step.detail.splitlines()
+        detail = f": {lines[0].removesuffix(':')}" if lines else ""
         say(f"{step.role} daemon: {step.stage}{detail}")
 
 

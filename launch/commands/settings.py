@@ -27,6 +27,16 @@ from protocol.gpu import CPU, DEVICE
 from protocol.lifeline import PARENT_VARIABLE
 from protocol.messages import DEFAULT_TREE_BUDGET
 
+
+class Folder(click.Path):
+    """A folder's name; an empty one would be the working directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("an empty name is no folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 CONFIG_VARIABLE: Final = f"{PREFIX}CONFIG"
@@ -189,8 +199,8 @@ SETTINGS: Final[dict[str, Decorator]] = {
     "prefix_store": _option(
         "--prefix-store",
         metavar="FOLDER",
-        type=click.Path(path_type=Path),
-        help="A private folder for such states, which the next start finds again.",
+        type=Folder(path_type=Path),
+        help="A private folder where states of requests stay, which the next start goes on from.",
     ),
     "prefix_disk": _option(
         "--prefix-disk",
@@ -198,7 +208,7 @@ SETTINGS: Final[dict[str, Decorator]] = {
         type=click.IntRange(0, 1 << 30),
         default=4096,
         show_default=True,
-        help="How much may lie in that folder.",
+        help="How much may lie in the folder of --prefix-store.",
     ),
     "run_dir": _option(
         "--run-dir",

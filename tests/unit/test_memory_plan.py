@@ -90,6 +90,13 @@ def test_a_refusal_shows_the_arithmetic_and_a_context_that_fits():
         plan_of(max_positions=124).check(room)
 
 
+def test_the_remedy_names_the_option_of_the_largest_part():
+    with pytest.raises(InsufficientMemory, match="a smaller --prefix-memory needs less") as caught:
+        plan_of(prefix_bytes=1 << 50).check(Available(1 << 30, "MemAvailable"))
+    assert "(MemAvailable):\n" in str(caught.value)
+    assert ";\n  kept prefixes " in str(caught.value)
+
+
 def test_a_model_that_cannot_fit_says_so():
     with pytest.raises(InsufficientMemory, match="Even without any context"):
         plan_of().check(Available(1000, "MemAvailable"))

@@ -7,9 +7,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from protocol.errors import ConfigError
-from target_daemon import prefix_folder
-from target_daemon.prefix_folder import MAX_HEADER, PrefixFolder
+from protocol.errors import ConfigError, PermissionRefused
+from target_daemon import prefix_file, prefix_folder
+from target_daemon.prefix_file import MAX_HEADER
+from target_daemon.prefix_folder import PrefixFolder
 from target_daemon.prefixes import Prefix, PrefixStore
 from target_daemon.target import StateCopy
 
@@ -76,11 +77,15 @@ def test_files_are_safetensors_for_their_owner_alone(place):
         assert tensors.metadata()["version"] == "1"
 
 
-def test_a_folder_that_others_can_look_into_is_refused(place):
+def test_a_folder_that_others_can_look_into_is_refused(place, tmp_path):
     place.mkdir(mode=0o755)
-    with pytest.raises(ConfigError, match="is not this user's alone"):
+    with pytest.raises(PermissionRefused, match=f"a folder of user {os.getuid()} with mode 0755"):
         opened(place)
     place.rmdir()
+    place.symlink_to(tmp_path)
+    with pytest.raises(PermissionRefused, match="a symbolic link"):
+        opened(place)
+    place.unlink()
     place.write_text("a file")
     with pytest.raises(ConfigError, match="File exists"):
         opened(place)
@@ -135,6 +140,40 @@ def test_a_damaged_file_is_ignored_with_a_warning(place, damage, caplog):
     assert all(each is None for each in found)
     assert folder.entries == []
     assert f"kept prefix {file.name} is damaged, and is ignored" in caplog.text
+    assert not file.exists()
+    told = folder.warning or opened(place).warning  # found in use: told by the next start
+    assert told == f"damaged files of the prefix store {place}, which are not used: 1"
+    assert opened(place).warning == ""
+    assert list(place.iterdir()) == []
+
+
+def test_files_of_others_and_of_other_names_are_left_alone(place, caplog):
+    saved(place, prefix())
+    theirs = place / "model.safetensors"
+    theirs.write_bytes(b"x" * 5000)
+    (place / "x.unfinished").write_bytes(b"x")
+    assert opened(place, budget=0).warning == ""
+    assert {file.name for file in place.iterdir()} == {"model.safetensors", "x.unfinished"}
+    assert caplog.text == ""
+
+
+def test_the_limit_holds_from_the_start_on(place):
+    saved(place, prefix(), prefix(200), prefix(300))
+    for file in place.iterdir():
+        size = file.stat().st_size
+    for age, entry in enumerate(opened(place).entries):
+        os.utime(entry.path, (1000 + age, 1000 + age))
+    newest = max(place.iterdir(), key=lambda file: file.stat().st_mtime)
+    assert len(opened(place, budget=size + 20).entries) == 1
+    assert list(place.iterdir()) == [newest]
+
+
+def test_a_file_that_others_may_read_is_closed_to_them(place):
+    saved(place, prefix())
+    (file,) = place.iterdir()
+    file.chmod(0o644)
+    assert len(opened(place).entries) == 1
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_link_is_not_followed(place, tmp_path, caplog):
@@ -156,9 +195,15 @@ def test_a_file_that_is_gone_is_ignored(place, caplog):
 def test_what_another_model_or_version_has_left_is_not_looked_at(place, monkeypatch, caplog):
     saved(place, prefix())
     assert opened(place, identity="two").entries == []
-    monkeypatch.setattr(prefix_folder, "VERSION", "2")
+    for module in (prefix_file, prefix_folder):
+        monkeypatch.setattr(module, "VERSION", "2")
     assert opened(place).entries == []
     assert caplog.text == ""
+    (file,) = place.iterdir()
+    data = file.read_bytes().replace(b'"version":"1"', b'"version":"3"')
+    file.write_bytes(data.replace(b'"rows"', b'"cols"'))  # of a layout that is not known here
+    assert opened(place).entries == []
+    assert file.exists()
 
 
 def test_the_least_used_files_give_way(place):
@@ -178,16 +223,18 @@ def test_the_least_used_files_give_way(place):
 
 def test_what_a_killed_writer_has_left_counts_and_goes_first(place):
     saved(place, prefix())
-    left = place / "x.unfinished"
+    left = place / f"{0:040}.unfinished"
     left.write_bytes(b"x" * 2000)
     os.utime(left, (1, 1))
-    folder = opened(place, budget=1500)
+    folder = opened(place, budget=2500)
     folder.save(prefix(200), cuttable=True)
     assert not left.exists()
 
 
 def test_what_does_not_fit_is_not_written(place, monkeypatch, caplog):
-    saved(place, prefix(), budget=10)
+    with caplog.at_level(logging.INFO):
+        saved(place, prefix(), prefix(200), budget=10)
+    assert caplog.text.count("is not written: a file has at most 10") == 1
     monkeypatch.setattr(prefix_folder, "MAX_BYTES", 10)
     saved(place, prefix())
     assert list(place.iterdir()) == []
