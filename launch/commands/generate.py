@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from launch.commands.pair import connect_option, refuse_loading_options
+from launch.commands.pair import STORE, connect_option, refuse_loading_options
 from launch.commands.sampling import sampling_options
 from launch.commands.settings import config_option, settings
 from launch.settings import Setting
@@ -53,6 +53,10 @@ def generate_command(**arguments: object) -> int:
     if arguments["connect"] is not None:
         context = click.get_current_context()
         refuse_loading_options(context, said="the supervisor is started, not with --connect")
+    if not arguments["keep"]:
+        context = click.get_current_context()
+        refuse_loading_options(context, said="--keep is said as well", names=STORE)
+        arguments["prefix_store"] = None  # of a file or the environment, for other verbs
     from launch.commands.generation import Options, generate  # noqa: PLC0415 - not for --help
 
     refuse_core_dumps()

@@ -98,7 +98,13 @@ def test_what_a_command_left_on_disk_is_gone_on_from_by_the_next(pair, tmp_path)
     tokens = first.usage.prompt_tokens
     assert (first.usage.num_kept_tokens, second.usage.num_kept_tokens) == (0, tokens - 1)
     assert second.token_ids == first.token_ids
-    assert [file.suffix for file in store.iterdir()] == [".safetensors"]
+    (file,) = store.iterdir()
+    assert file.suffix == ".safetensors"
+    file.write_bytes(file.read_bytes()[:-40])
+    third = dflashd(*asked, env=ENVIRONMENT)
+    told = f"warning: damaged files of the prefix store {store}, which are not used: 1"
+    assert f"target daemon: {told}\n" in third.err
+    assert msgspec.json.decode(third.out, type=Report).usage.num_kept_tokens == 0
 
 
 def test_a_conversation_at_a_terminal(pair):

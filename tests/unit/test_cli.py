@@ -263,6 +263,14 @@ def test_a_caller_may_close_the_standard_streams(closed):
     [
         ("--logprobs 2", "--logprobs are part of the object of --json, which was not asked for"),
         ("--stats --quiet", "--stats asks for the closing line that --quiet leaves out"),
+        (
+            "--prefix-store /none/store --prefix-disk 9",
+            "--prefix-store, --prefix-disk: said when --keep is said as well",
+        ),
+        (
+            "--keep --prefix-store=",
+            "Invalid value for '--prefix-store': an empty name is no folder",
+        ),
         ("--keep", "--keep needs --connect or --prefix-store: else nothing was left or stays"),
     ],
 )
