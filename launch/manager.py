@@ -21,14 +21,14 @@ class Managed:
 
     def __init__(self, notifier: Notifier) -> None:
         self._notifier = notifier
-        self._is_ready = False
+        self.is_ready = False  # and was told so
         self._changed = False
         self._steps: dict[Role, str] = {}  # of each daemon, the last one
 
     def on_loading(self, step: Loading) -> None:
         """A daemon has come a step further, or was lost; only a step further asks for more time."""
         self._changed = True
-        if self._is_ready:
+        if self.is_ready:
             return
         count = f" {step.done} of {step.total}" if step.total else ""
         is_further = bool(step.total) or step.stage in FURTHER
@@ -38,7 +38,7 @@ class Managed:
 
     def run(self, supervisor: Supervisor, stopping: Callable[[], bool]) -> None:
         """Serve until `stopping`: ready at first, then signs of life from each turn."""
-        self._is_ready, self._changed = True, False
+        self.is_ready, self._changed = True, False
         self._notifier.ready(words(supervisor.describe()))
         while not stopping():
             supervisor.step(self._notifier.interval)

@@ -200,7 +200,8 @@ class PrefixFolder:
             self._remove(oldest)
 
     def _remove(self, file: Path) -> None:
-        file.unlink(missing_ok=True)
+        with suppress(OSError):  # a file system that is read only, or a folder of such a name
+            file.unlink()
         self.entries = [entry for entry in self.entries if entry.path != file]
 
 

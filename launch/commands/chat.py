@@ -2,7 +2,7 @@
 
 import click
 
-from launch.commands.pair import connect_option, refuse_loading_options
+from launch.commands.pair import connect_option, refuse_a_limit_alone, refuse_loading_options
 from launch.commands.sampling import chat_options
 from launch.commands.settings import config_option, settings
 from launch.settings import Setting
@@ -30,9 +30,10 @@ def chat_command(**arguments: object) -> int:
     the next, and so does text between two lines of triple quotes. '/help' lists the commands. What
     comes through a pipe is answered line by line.
     """
+    context = click.get_current_context()
     if arguments["connect"] is not None:
-        context = click.get_current_context()
         refuse_loading_options(context, said="the supervisor is started, not with --connect")
+    refuse_a_limit_alone(context)
     from launch.commands.chatting import Options, chat  # noqa: PLC0415 - not for --help
 
     refuse_core_dumps()

@@ -3,7 +3,7 @@
 import click
 
 from launch import exit_codes
-from launch.commands.pair import connect_option
+from launch.commands.pair import connect_option, refuse_a_limit_alone
 from launch.commands.settings import config_option, settings
 from launch.models import DEFAULT_NAME
 from launch.settings import Setting
@@ -35,6 +35,7 @@ def target_command(**arguments: object) -> int:
     directory, or over a network a lease. It needs the draft's config.json, to know which layers to
     capture.
     """
+    refuse_a_limit_alone(click.get_current_context())
     from launch.commands.alone import TargetOptions, run_target  # noqa: PLC0415 - not for --help
 
     return run_target(TargetOptions(**arguments))  # type: ignore[arg-type]  # click has checked them

@@ -55,7 +55,7 @@ def generate_command(**arguments: object) -> int:
         refuse_loading_options(context, said="the supervisor is started, not with --connect")
     if not arguments["keep"]:
         context = click.get_current_context()
-        refuse_loading_options(context, said="--keep is said as well", names=STORE)
+        refuse_loading_options(context, said="--keep is, too", names=STORE)
         arguments["prefix_store"] = None  # of a file or the environment, for other verbs
     from launch.commands.generation import Options, generate  # noqa: PLC0415 - not for --help
 

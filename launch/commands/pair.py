@@ -95,6 +95,12 @@ def refuse_loading_options(
         raise UsageError(f"{', '.join(given)}: said when {said}")
 
 
+def refuse_a_limit_alone(context: click.Context) -> None:
+    """UsageError where ``--prefix-disk`` is said of no folder."""
+    if context.params["prefix_store"] is None:
+        refuse_loading_options(context, said="--prefix-store is, too", names=("prefix_disk",))
+
+
 def connect_option(about: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """``--connect``, with or without a value; see `protocol.instances.find`."""
     return click.option(

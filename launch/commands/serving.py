@@ -77,7 +77,8 @@ def run(plan: Plan, interrupts: Interrupts, say: Callable[[str], None], notifier
 
     def on_loading(step: Loading) -> None:
         managed.on_loading(step)
-        _on_loading(say, step)
+        # A target that cannot even load is an error, which is told whole as this process ends.
+        _on_loading(say, step, briefly=step.role == "target" and not managed.is_ready)
 
     with (
         Supervisor(plan, on_loading=on_loading) as supervisor,
@@ -150,11 +151,12 @@ def _daemons(options: Options) -> Plan:
     )
 
 
-def _on_loading(say: Callable[[str], None], step: Loading) -> None:
+def _on_loading(say: Callable[[str], None], step: Loading, *, briefly: bool) -> None:
+    """Say it in one line; `briefly`: the rest of an error, such as a plan's parts, comes later."""
     if not step.total:
-        # The rest of an error, the parts of a plan, comes with the exit, once.
         lines = step.detail.splitlines()
-        detail = f": {lines[0].removesuffix(':')}" if lines else ""
+        words_of = " ".join(lines[:1] if briefly else lines).split()
+        detail = f": {' '.join(words_of).removesuffix(':')}" if words_of else ""
         say(f"{step.role} daemon: {step.stage}{detail}")
 
 

@@ -2,7 +2,7 @@
 
 import click
 
-from launch.commands.pair import THEIRS, refuse_loading_options
+from launch.commands.pair import THEIRS, refuse_a_limit_alone, refuse_loading_options
 from launch.commands.settings import config_option, settings
 from launch.settings import Setting
 from protocol.core_dumps import refuse_core_dumps
@@ -50,9 +50,10 @@ def supervisor_command(**arguments: object) -> int:
     With --attach it starts no daemon: it drives 'dflashd target' and 'dflashd draft', which go on
     when it ends. --model is then the one whose text goes in and out.
     """
+    context = click.get_current_context()
     if arguments["attach"] or arguments["attach_target"] is not None:
-        context = click.get_current_context()
         refuse_loading_options(context, said="the daemons are started", names=THEIRS)
+    refuse_a_limit_alone(context)
     from launch.commands.serving import Options, serve  # noqa: PLC0415 - not for --help
 
     refuse_core_dumps()

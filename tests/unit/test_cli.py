@@ -265,7 +265,7 @@ def test_a_caller_may_close_the_standard_streams(closed):
         ("--stats --quiet", "--stats asks for the closing line that --quiet leaves out"),
         (
             "--prefix-store /none/store --prefix-disk 9",
-            "--prefix-store, --prefix-disk: said when --keep is said as well",
+            "--prefix-store, --prefix-disk: said when --keep is, too",
         ),
         (
             "--keep --prefix-store=",
@@ -277,6 +277,13 @@ def test_a_caller_may_close_the_standard_streams(closed):
 def test_options_that_would_have_no_effect_are_refused(words, sentence, capsys):
     assert cli.main(["generate", *words.split(), "--model", "none", "Hi"]) == exit_codes.USAGE
     assert capsys.readouterr().err == f"dflashd: {sentence}\n"
+
+
+@pytest.mark.parametrize("verb", ["chat", "supervisor", "target"])
+def test_a_limit_of_no_store_is_refused(verb, capsys):
+    assert cli.main([verb, "--model", "none", "--prefix-disk", "9"]) == exit_codes.USAGE
+    said = "dflashd: --prefix-disk: said when --prefix-store is, too\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_defect_is_shown_with_the_end_of_the_daemons_log(tmp_path, monkeypatch, capsys):
