@@ -274,5 +274,5 @@ class Crew:
 
     def _tell(self, peer: Peer, step: Step = NO_STEP) -> None:
         counts = {"done": step.done, "total": step.total}
-        why = step.detail or str(peer.error or "")
+        why = step.detail or peer.reason
         self._owner.on_loading(Loading(role=peer.role, stage=peer.stage, detail=why, **counts))

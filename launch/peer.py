@@ -216,10 +216,20 @@ class Peer:
         sent, self._sent = tuple(self._sent), deque()
         return sent
 
+    @property
+    def reason(self) -> str:
+        """Why it does not serve: it failed, or it is a service that is not there yet."""
+        if self.error is not None:
+            return str(self.error)
+        is_awaited = self.process.may_come_later and not self.process.pid
+        if self.stage == "loading" and is_awaited:
+            return f"waiting for a {self.role} daemon at {self._address}"
+        return ""
+
     def status(self) -> DaemonStatus:
         return DaemonStatus(
             stage=self.stage,
-            reason="" if self.error is None else str(self.error),
+            reason=self.reason,
             life=self.life,
             pid=None if self.has_ended else self.process.pid or None,
         )

@@ -20,6 +20,8 @@ Shaped = tuple[Literal["chain", "tree"], str]
 
 ALTERNATIVES: Final = 8  # ids that are asked for at each slot
 LATEST: Final = 1 / 8  # what a round counts for in the gain of trees
+TOO_SMALL: Final = "a tree of {} nodes has no room beside a chain of {}"
+NO_ROOM: Final = "no round had a draft's chain and room for a branch beside it"
 IDLE: Final = 16  # rounds in which no branch paid, after which alternatives are asked for rarely
 
 
@@ -117,6 +119,7 @@ class Trees:
         self._slots: list[Slot] = []  # of the round in progress
         self._idle = 0
         self._why_not = ""
+        self._crowd = 0  # of a chain that took all nodes
         self._made = False
 
     def top_k(self, target: TargetFacts, draft: DraftFacts | None) -> int:
@@ -135,6 +138,7 @@ class Trees:
             return
         self._slots = slots_of(block)
         nodes = max(len(chain), min(self._nodes, room.rows - 1))
+        self._crowd = len(chain) if self._nodes <= len(chain) else 0
         tree = grow(self._slots[: room.depth], len(chain), nodes, self._ranks.weigh)
         rows = len(tree.ids)
         if self._costs is not None:
@@ -151,8 +155,15 @@ class Trees:
     def shape(self) -> Shaped:
         if self._made:
             return "tree", self._why_not
-        unpaid = "no branch paid for its row" if self._idle and self._costs is not None else ""
-        return "chain", self._why_not or unpaid
+        return "chain", self._why_not or self._unmade()
+
+    def _unmade(self) -> str:
+        """Why no branch was proposed; "auto" wants none where there was no draft to branch from."""
+        if self._crowd:
+            return TOO_SMALL.format(self._nodes, self._crowd)
+        if self._costs is None:
+            return NO_ROOM
+        return "no branch paid for its row" if self._idle else ""
 
     def _best(self, costs: Costs, chain: int, chances: Sequence[float], position: int) -> int:
         """How many rows emit the most tokens a second; `chain` where nothing more does."""

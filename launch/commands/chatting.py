@@ -34,6 +34,7 @@ HELP: Final = '''/clear       begin a new conversation
 //TEXT       a turn that begins with a slash
 A line that ends with a backslash goes on in the next; so does text between two lines of """.
 Ctrl-C stops an answer; what came of it stays in the conversation.'''
+ALONE: Final = ("/clear", "/stats", "/help", "/exit")
 HINT: Final = "Ctrl-C again, Ctrl-D or /exit ends; /help lists the commands"
 
 
@@ -117,7 +118,7 @@ class Chat:
                 except _Ended as signalled:
                     return exit_codes.SIGNALS[signalled.number]
                 except DaemonError as error:
-                    if not self._is_interactive or not self._pair.is_alive:
+                    if not self._is_interactive:
                         raise
                     self._say(f"dflashd: {error}")
 
@@ -132,13 +133,18 @@ class Chat:
             self._answer(turn[1:])
         elif not word.startswith("/"):
             self._answer(turn)
+        elif word in ALONE and rest.strip():
+            raise UsageError(f"{word} takes nothing behind it")
         elif word in self._commands:
             self._commands[word](rest.strip())
         else:
             raise UsageError(f"{word} is no command; /help lists them")
 
     def _answer(self, question: str) -> None:
-        """One turn; raises what it failed with, and then the question is taken back."""
+        """One turn; raises what it failed with.
+
+        What came before that stays as its answer; where nothing came, the question is taken back.
+        """
         pair, submit = self._pair, self._request(question)
         self._line.begin()
         stream, output = self._options.stream(self._tokenizer), TextOutput(shown=True)
@@ -148,16 +154,30 @@ class Chat:
                 pair.run(submit, self._tokenizer, receiver, interrupts)
             except DaemonError:
                 receiver.break_off()
+                self._keep(receiver)
                 raise
             finally:
                 self._line.clear()
         if receiver.closed:
             raise BrokenPipeError
         output.finish()
+        self._keep(receiver)
         if receiver.error is not None:
             raise receiver.error
+        self._count(submit, receiver)
+        if interrupts.number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if interrupts.number is not None:
+            raise _Ended(interrupts.number)
+        receiver.check_completed()
+
+    def _keep(self, receiver: Receiver) -> None:
+        """What came is the answer, whatever ended it."""
         if receiver.ids:
             self._conversation.answered(receiver.text, receiver.ids)
+
+    def _count(self, submit: Submit, receiver: Receiver) -> None:
+        """An answer that came to its end."""
         assert receiver.finished is not None
         report = build(
             text=receiver.text,
@@ -168,13 +188,8 @@ class Chat:
             sampling=submit.sampling,
         )
         self._figures.add(report)
-        if report.finish_reason == "length" and self._is_interactive and not self._options.quiet:
+        if report.finish_reason == "length" and not self._options.quiet:
             self._say(f"(cut off after {len(receiver.ids)} tokens)")
-        if interrupts.number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if interrupts.number is not None:
-            raise _Ended(interrupts.number)
-        receiver.check_completed()
 
     def _request(self, question: str) -> Submit:
         """It may go on from all that its prompt has in common with what was left."""

@@ -63,11 +63,6 @@ class OwnPair:
             self._supervisor = self._stack.enter_context(supervisor)
         return self._supervisor
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether another request can be made."""
-        return True
-
     def get_ready(self, tokenizer: TextTokenizer, interrupts: Interrupts) -> bool:
         """Load both daemons; False when a signal came first. Raises the target's own error."""
         supervisor = self._started(tokenizer)

@@ -42,10 +42,14 @@ def _read_file(file: Path) -> str:
 def _decode(data: bytes, source: str) -> str:
     if len(data) > MAX_BYTES:
         raise UsageError(f"the prompt from {source} is larger than {MAX_BYTES >> 20} MiB")
+    return text_of(data, f"the prompt from {source}").removesuffix("\n").removesuffix("\r")
+
+
+def text_of(data: bytes, what: str) -> str:
+    """Decode UTF-8; UsageError says where `what` is none."""
     try:
-        return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"the prompt from {source} is not UTF-8 text: byte {error.start} is "
-            f"0x{data[error.start]:02x}"
+            f"{what} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}"
         ) from error

@@ -197,7 +197,7 @@ def summary(report: Report) -> str:
         f"{report.usage.completion_tokens} tokens ({report.finish_reason})",
         f"{t.tokens_per_second:.1f} tokens/s",
         f"first token {t.time_to_first_token_seconds:.2f} s",
-        f"load {t.load_seconds:.1f} s",
+        *([f"load {t.load_seconds:.1f} s"] if t.load_seconds else []),  # of this request
         f"{report.mode} ({report.mode_reason})" if report.mode_reason else report.mode,
     ]
     if report.usage.num_kept_tokens:

@@ -2,6 +2,7 @@
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -48,7 +49,7 @@ class RequestOptions(SamplingOptions, PairOptions):
     def pair(self, line: ProgressLine) -> AbstractContextManager[AnyPair]:
         """The supervisor that runs already, or one of this command's own."""
         if self.connect is not None:
-            return RunningPair(find(self.connect), line)
+            return RunningPair(partial(find, self.connect), line)
         model = self.find_model(quiet=self.quiet)
         draft = self.find_draft(model, quiet=self.quiet)
         plan = msgspec.structs.replace(

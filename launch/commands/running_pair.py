@@ -1,5 +1,7 @@
 """A pair of daemons that a supervisor runs already; this command is one of its clients."""
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -9,15 +11,16 @@ from launch.commands.receiver import Receiver
 from launch.interrupts import Interrupts
 from launch.remote import Remote
 from launch.tokenizer import TextTokenizer
-from protocol.errors import Unavailable
+from protocol.errors import Unavailable, UsageError
 from protocol.messages import Cancel, Submit
 
 
 class RunningPair:
-    """The supervisor at `socket`; entered when it has said what it serves."""
+    """The supervisor whose socket `find` finds; entered when it has said what it serves."""
 
-    def __init__(self, socket: Path, line: ProgressLine) -> None:
-        self._remote = Remote(socket)
+    def __init__(self, find: Callable[[], Path], line: ProgressLine) -> None:
+        self._find = find
+        self._remote = Remote(find())
         self._line = line
 
     def __enter__(self) -> Self:
@@ -47,11 +50,6 @@ class RunningPair:
     def close(self) -> None:
         """It goes on without this command."""
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether another request can be made: the supervisor has not gone away."""
-        return not self._remote.ended
-
     def get_ready(self, tokenizer: TextTokenizer, interrupts: Interrupts) -> bool:
         """Whether it can be asked: it serves already."""
         del tokenizer, interrupts
@@ -63,14 +61,28 @@ class RunningPair:
         """Run the request to its end; nothing is loaded for it, so that this takes 0 seconds.
 
         A signal, or a reader of standard output that went away, cancels the request. Raises
-        Unavailable when the supervisor goes away, with how much came before that.
+        Unavailable when the supervisor goes away, with how much came before that; the next
+        request looks for one in its place.
         """
         del tokenizer  # the supervisor has its own
+        if self._remote.ended:
+            self._join_again()
         try:
             self._run(submit, receiver, interrupts)
         except Unavailable as error:
             raise Unavailable(f"{error} after {len(receiver.ids)} tokens of the text") from error
         return 0.0
+
+    def _join_again(self) -> None:
+        """Raises what finding and entering do, and UsageError where it serves another model."""
+        remote = Remote(self._find())
+        with ExitStack() as stack:
+            model = Path(stack.enter_context(remote).welcome.model)
+            if model != self.model:
+                raise UsageError(f"the supervisor serves {model} now, and no more {self.model}")
+            stack.pop_all()
+        self._remote.__exit__(None, None, None)
+        self._remote = remote
 
     def _run(self, submit: Submit, receiver: Receiver, interrupts: Interrupts) -> None:
 

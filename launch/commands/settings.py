@@ -22,6 +22,7 @@ from launch.config_file import files_for, nearest, read_files
 from launch.models import DEFAULT_NAME
 from launch.policy import AUTO, FULL
 from launch.settings import PREFIX, Setting, settings_of
+from protocol.addresses import parse_tcp
 from protocol.errors import ConfigError
 from protocol.gpu import CPU, DEVICE
 from protocol.lifeline import PARENT_VARIABLE
@@ -93,6 +94,19 @@ class DeviceName(click.ParamType):  # type: ignore[type-arg]  # generic from cli
         return text
 
 
+class ListenAddress(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+    """Where to listen on a network, as far as the text alone can tell."""
+
+    name = "tcp://HOST:PORT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse what is no such place, which `protocol.addresses` says in words."""
+        try:
+            return str(parse_tcp(str(value), listens=True))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
 def _device(name: str, about: str) -> Decorator:
     kind, shown = DeviceName(), "cpu|cuda:N"
     return _option(name, type=kind, metavar=shown, default=CPU, show_default=True, help=about)
@@ -159,6 +173,7 @@ SETTINGS: Final[dict[str, Decorator]] = {
     ),
     "listen": _option(
         "--listen",
+        type=ListenAddress(),
         metavar="tcp://HOST:PORT",
         help="Listen for other hosts, with keys; without them on the loopback interface only.",
     ),

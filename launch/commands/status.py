@@ -1,6 +1,7 @@
 """``dflashd status``: what one supervisor does, how, and why."""
 
 import sys
+from typing import Final
 
 import click
 import msgspec
@@ -10,9 +11,12 @@ from launch.commands.pair import connect_option
 from launch.commands.status_text import full
 from launch.interrupts import Interrupts
 from launch.remote import Remote
+from protocol.errors import UsageError
 from protocol.instances import find
 from protocol.messages import StatusReport, Watch
 from protocol.state import ClientReply
+
+EVERY: Final = 1.0  # seconds
 
 
 @click.command(name="status")
@@ -23,16 +27,16 @@ from protocol.state import ClientReply
     "--every",
     metavar="SECONDS",
     type=click.FloatRange(0.1, 3600.0),
-    default=1.0,
-    show_default=True,
-    help="How often, with --watch.",
+    help="How often, with --watch.  [default: 1]",
 )
-def status_command(*, connect: str | None, as_json: bool, watch: bool, every: float) -> int:
+def status_command(*, connect: str | None, as_json: bool, watch: bool, every: float | None) -> int:
     """Say what a supervisor does, how, and why.
 
     Mode, transport, daemons with their lives and restarts, requests, and how much of what the
     draft proposed was accepted.
     """
+    if every is not None and not watch:
+        raise UsageError("--every goes with --watch")
     with Interrupts() as interrupts, Remote(find(connect or "")) as remote:
         if not watch:
             _show(remote.status(), as_json=as_json)
@@ -43,7 +47,7 @@ def status_command(*, connect: str | None, as_json: bool, watch: bool, every: fl
                 _show(message, as_json=as_json, clear=sys.stdout.isatty())
 
         remote.watch(interrupts.fd, interrupts.on_ready)
-        remote.send(Watch(seconds=every))
+        remote.send(Watch(seconds=EVERY if every is None else every))
         remote.run_until(lambda: interrupts.number is not None, take)
     return exit_codes.OK
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from launch.commands.prompt_input import text_of
 from protocol.errors import UsageError
 
 MAX_BYTES: Final = 16 << 20  # of one line; more than any context takes
@@ -76,9 +77,6 @@ def piped() -> ReadLine:
         data = sys.stdin.buffer.readline(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise UsageError(f"a line of standard input is longer than {MAX_BYTES >> 20} MiB")
-        try:
-            return data.decode().rstrip("\r\n") if data else None
-        except UnicodeDecodeError as error:
-            raise UsageError(f"standard input is not UTF-8 text: byte {error.start}") from error
+        return text_of(data, "a line of standard input").rstrip("\r\n") if data else None
 
     return read

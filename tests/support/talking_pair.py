@@ -8,12 +8,18 @@ from protocol.errors import DaemonError
 from protocol.messages import Finished, Piece, Refused
 
 
+class Broken:
+    """Some ids, and then the error with which the connection ends."""
+
+    def __init__(self, ids, error):
+        self.ids, self.error = ids, error
+
+
 class TalkingPair:
     """`script` has, for each request, what is said: ids, an error, or something to call."""
 
     model = Path("/models/tiny")
     vocab_size = 97
-    is_alive = True
 
     def __init__(self, script, max_positions=64):
         self.script, self.max_positions = list(script), max_positions
@@ -22,6 +28,9 @@ class TalkingPair:
     def run(self, submit, tokenizer, receiver, interrupts):
         self.submits.append(submit)
         said = self.script.pop(0)
+        if isinstance(said, Broken):
+            receiver(piece(said.ids))
+            raise said.error
         if callable(said):
             said = said()
         if isinstance(said, DaemonError):

@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from support.talking_pair import TalkingPair
+from support.talking_pair import Broken, TalkingPair
 from support.tiny_text import TEMPLATE, ids_of, write_speaking_pair
 
 from launch import exit_codes
@@ -95,6 +95,8 @@ def test_an_answer_is_as_long_as_there_is_room(talk):
     ("line", "sentence"),
     [
         ("/nonsense", "/nonsense is no command; /help lists them"),
+        ("/exit now", "/exit takes nothing behind it"),
+        ("/clear x", "/clear takes nothing behind it"),
         ("/save", "/save needs the name of a file"),
         ("/save {place}/none/x", "cannot write .*/none/x: No such file"),
         ("/save {place}/taken", "exists already, and was not written by this chat"),
@@ -124,6 +126,7 @@ def test_the_figures_say_what_was_kept(talk):
     assert err.startswith("no turn yet\n")
     assert f"turn 2: {2 * QUESTION + len('[assistant]one') - 8} tokens of prompt, 3 kept" in err
     assert "all turns: " in err
+    assert "load " not in err
     assert ", 6 kept" in err
     assert "6 generated" in err
     assert "/save FILE" in err
@@ -138,10 +141,19 @@ def test_a_turn_that_fails_is_no_part_of_the_conversation(talk):
         talk(["a"], Overloaded("busy"))
 
 
-def test_a_supervisor_that_went_away_ends_the_program(talk, monkeypatch):
-    monkeypatch.setattr(TalkingPair, "is_alive", False)
+def test_what_came_before_the_supervisor_went_away_stays_and_so_does_the_prompt(talk, tmp_path):
+    file = tmp_path / "said"
+    lost = Broken(ids_of("par"), Unavailable("gone"))
+    lines = ["a", f"/save {file}", "b"]
+    status, out, err, pair = talk(lines, lost, ids_of("x"), interactive=True)
+    assert (status, out) == (exit_codes.OK, "par\nx\n")
+    assert "dflashd: gone" in err
+    assert '"par"' in file.read_text()
+    assert unpack_tokens(pair.submits[1].prompt)[len("[user]a[assistant]") :][:3] == tuple(
+        ids_of("par")
+    )
     with pytest.raises(Unavailable):
-        talk(["a"], Unavailable("gone"), interactive=True)
+        talk(["a", "b"], Broken(ids_of("par"), Unavailable("gone")))
 
 
 def test_ctrl_c_stops_an_answer_and_a_second_one_the_program(talk):

@@ -2,13 +2,19 @@
 
 import os
 import threading
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from support.waiting import until
 
 from launch.commands import ps, status_text
+from launch.commands.output import ProgressLine
+from launch.commands.receiver import Receiver
+from launch.commands.running_pair import RunningPair
+from launch.interrupts import Interrupts
 from launch.remote import OPERATION, Remote
+from launch.token_ids import pack_ids
 from protocol.config import Deadlines
 from protocol.connection import accept, listen
 from protocol.errors import (
@@ -22,12 +28,15 @@ from protocol.errors import (
 from protocol.instances import Instance
 from protocol.messages import (
     WIRE_VERSION,
+    Accepted,
     Cancel,
     DaemonStatus,
     Denied,
     Done,
+    Refused,
     RequestStatus,
     StatusReport,
+    Submit,
     Welcome,
 )
 from protocol.state import CLIENT_REQUESTS
@@ -68,7 +77,7 @@ def host(path):
             listener.close()
 
         threads.append(threading.Thread(target=run))
-        threads[0].start()
+        threads[-1].start()
 
     yield make
     for thread in threads:
@@ -135,6 +144,32 @@ def test_who_waits_for_an_operation_can_be_told_to_stop(path, host):
     host(WELCOME)
     with Remote(path) as remote:
         assert remote.operate(Cancel(request=1, operation=OPERATION), lambda: True) is None
+
+
+def test_a_pair_whose_supervisor_went_away_looks_for_one_in_its_place(path, host):
+    submit = Submit(request=1, prompt=pack_ids([1]), max_tokens=1)
+    line, stream = ProgressLine(shown=False), SimpleNamespace(finish=str)
+
+    def run(pair):
+        receiver = Receiver(stream, None, None, line)
+        with Interrupts() as interrupts:
+            pair.run(submit, None, receiver, interrupts)
+        return receiver
+
+    host(WELCOME)
+    with RunningPair(lambda: path, line) as pair:
+        with pytest.raises(Unavailable, match="ended the connection after 0 tokens"):
+            run(pair)
+        path.unlink()
+        with pytest.raises(Unavailable):  # nobody is there
+            run(pair)
+        host(msgspec.structs.replace(WELCOME, model="/other"))
+        with pytest.raises(UsageError, match="serves /other now"):
+            run(pair)
+        path.unlink()
+        refusal = Refused(request=1, code="overloaded", detail="busy")
+        host(WELCOME, answers=(Accepted(asked=1, request=1), refusal))
+        assert isinstance(run(pair).error, Overloaded)
 
 
 def test_a_supervisor_that_does_not_answer_is_listed_with_the_reason(path):

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from launch.costs import Costs
 from launch.draft_side import Block
 from launch.events import DraftFacts, TargetFacts
-from launch.shapes import ALTERNATIVES, IDLE, Room, Trees, shape_for, slots_of
+from launch.shapes import (
+    ALTERNATIVES,
+    IDLE,
+    NO_ROOM,
+    TOO_SMALL,
+    Room,
+    Trees,
+    shape_for,
+    slots_of,
+)
 from launch.token_ids import pack_ids, unpack_ids
 from launch.tree import LEAST, Ranks, Slot, grow
 from protocol.trees import check_siblings, depths
@@ -154,10 +163,18 @@ def test_a_tree_is_as_wide_as_its_budget_and_as_deep_as_the_text_goes_on():
     shape = Trees(Ranks(), 3)
     shape.complete(long, Room(10, 9, 32))
     assert (long.parents, len(unpack_ids(long.proposed))) == (b"", 5)
-    assert (shape.rows(6), shape.shape()) == (6, ("chain", ""))
+    assert (shape.rows(6), shape.shape()) == (6, ("chain", TOO_SMALL.format(3, 5)))
     shape = Trees(Ranks(), 9)
     shape.complete(offered(), Room(10, 9, 32))
     assert (shape.rows(6), shape.shape()) == (10, ("tree", ""))
+
+
+def test_a_tree_that_was_asked_for_and_had_nothing_to_branch_from_says_so():
+    assert Trees(Ranks(), 9).shape() == ("chain", NO_ROOM)
+    assert Trees(Ranks(), 9, Costs()).shape() == ("chain", "")  # auto asks for none
+    one = Trees(Ranks(), 1, Costs())
+    one.complete(offered(), Room(10, 9, 32))
+    assert one.shape() == ("chain", TOO_SMALL.format(1, 3))
 
 
 def priced(per_row):

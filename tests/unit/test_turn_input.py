@@ -58,7 +58,7 @@ def test_a_pipe_gives_lines_until_its_end(monkeypatch):
 
 def test_what_is_no_text_or_far_too_long_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "stdin", Input(b"ab\xff\n"))
-    with pytest.raises(UsageError, match="not UTF-8 text: byte 2"):
+    with pytest.raises(UsageError, match="not UTF-8 text: byte 2 is 0xff"):
         piped()(False)
     monkeypatch.setattr(sys, "stdin", Input(b"x" * (MAX_BYTES + 1)))
     with pytest.raises(UsageError, match="longer than 16 MiB"):
