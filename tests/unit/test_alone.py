@@ -210,15 +210,15 @@ def test_daemons_are_told_where_to_listen_and_whom_to_meet(folders, become_what,
 
 
 @pytest.mark.parametrize(
-    ("verb", "words"),
+    ("verb", "words", "code"),
     [
-        ("target", ("--listen", "tcp://10.0.0.1")),
-        ("draft", ("--listen", "10.0.0.1:7000")),
-        ("draft", ("--target-address", "tcp://10.0.0.1:0")),
+        ("target", ("--listen", "tcp://10.0.0.1"), 2),
+        ("draft", ("--listen", "10.0.0.1:7000"), 2),
+        ("draft", ("--target-address", "tcp://10.0.0.1:0"), 78),
     ],
 )
-def test_what_is_no_address_is_refused_before_anything_starts(folders, capsys, verb, words):
-    assert main([verb, "--model", folders[0], "--draft", folders[1], *words]) == 78
+def test_what_is_no_address_is_refused_before_anything_starts(folders, capsys, verb, words, code):
+    assert main([verb, "--model", folders[0], "--draft", folders[1], *words]) == code
     assert "tcp://" in capsys.readouterr().err
 
 
