@@ -5,6 +5,13 @@ from protocol.errors import PromptTooLong, UsageError
 from protocol.messages import Hints, TreeVerify
 
 
+def positions(stated: int, most: int) -> int:
+    """Of prompt and text of one request; `stated` 0 is all that the model takes, `most`."""
+    if stated > most:
+        raise UsageError(f"--max-positions {stated:,} is more than the model takes: {most:,}")
+    return stated or most
+
+
 def check_prompt(prompt_tokens: int, max_tokens: int, max_positions: int) -> None:
     """Refuse what no target can run, before anything is queued: the numbers, typed."""
     if prompt_tokens < 1:

@@ -12,7 +12,7 @@ from launch.progress import Progress, Silent
 from protocol.checkpoints.draft_config import read_draft_config, shipped_draft
 from protocol.checkpoints.draft_vocab import ALL, read_vocab
 from protocol.checkpoints.folder import CONFIG, weight_files
-from protocol.errors import CheckpointError, ModelNotFound
+from protocol.errors import CheckpointError, ConfigError, ModelNotFound
 
 NONE: Final = "none"
 # Drafts that are installed with this program, by the name of the model they were made for.
@@ -53,7 +53,13 @@ def draft_vocab(stated: str | None, draft: Path | None) -> str:
     shipped = draft.name in SHIPPED.values() and draft == shipped_draft(draft.name)
     chosen = stated or (SHIPPED_VOCAB if shipped else ALL)
     if chosen != ALL and not chosen.isdecimal():
-        chosen = str(Path(chosen).expanduser().absolute())
+        file = existing(chosen)
+        if file is None:
+            raise ConfigError(
+                f"--draft-vocab {chosen[:80]!r}: neither a number of ids, nor a file that is "
+                f"there, nor {ALL}"
+            )
+        chosen = str(file.absolute())
     read_vocab(chosen, draft)
     return chosen
 

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from launch.admission import positions
 from launch.plan import Plan
 from protocol.checkpoints.draft_config import TargetFacts, check_pair, read_draft_config
 from protocol.checkpoints.target_config import read_model_config
@@ -53,8 +54,8 @@ def prepare(plan: Plan, run_dir: Path) -> Prepared:
 
 def _target(plan: Plan, run_dir: Path, most: int) -> TargetConfig:
     # What a draft attends to stays readable, so that one that begins in the middle has all of it.
-    positions = min(plan.max_positions or most, most)
-    window = plan.ring_window or max(1, min(plan.draft_context, positions))
+    reach = min(plan.draft_context, positions(plan.max_positions, most))
+    window = plan.ring_window or max(1, reach)
     return TargetConfig(
         model=plan.model,
         run_dir=str(run_dir),

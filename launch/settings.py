@@ -43,6 +43,11 @@ class Setting(click.Option):
             return f"{found}: {error.message.rstrip('.')}"
         return ""
 
+    def as_said(self, value: object) -> Any:
+        """A converted `value` as the command line or a file would say it."""
+        said = getattr(self.type, "as_said", None)
+        return value if said is None else said(value)
+
     def get_error_hint(self, ctx: click.Context | None) -> str:
         """Names the variable where that is what said the value."""
         hint = super().get_error_hint(ctx)

@@ -2,7 +2,7 @@
 
 import click
 
-from launch.commands.pair import connect_option, refuse_a_limit_alone, refuse_loading_options
+from launch.commands.pair import connect_option, leave_loading_options, refuse_a_limit_alone
 from launch.commands.sampling import chat_options
 from launch.commands.settings import config_option, settings
 from launch.settings import Setting
@@ -32,7 +32,7 @@ def chat_command(**arguments: object) -> int:
     """
     context = click.get_current_context()
     if arguments["connect"] is not None:
-        refuse_loading_options(context, said="the supervisor is started, not with --connect")
+        leave_loading_options(context)
     refuse_a_limit_alone(context)
     from launch.commands.chatting import Options, chat  # noqa: PLC0415 - not for --help
 

@@ -106,7 +106,9 @@ def _one(context: click.Context, setting: Setting, stated: Mapping[str, Stated])
         "file": str(stated[key].file) if key in stated else None,
         "default": None,
     }
-    return Shown(name=key, value=context.params[key], source=source, where=where[source])
+    return Shown(
+        name=key, value=setting.as_said(context.params[key]), source=source, where=where[source]
+    )
 
 
 def _optional(option: click.Option) -> click.Option:

@@ -4,7 +4,12 @@ from pathlib import Path
 
 import click
 
-from launch.commands.pair import STORE, connect_option, refuse_loading_options
+from launch.commands.pair import (
+    STORE,
+    connect_option,
+    leave_loading_options,
+    refuse_loading_options,
+)
 from launch.commands.sampling import sampling_options
 from launch.commands.settings import config_option, settings
 from launch.settings import Setting
@@ -51,8 +56,7 @@ def generate_command(**arguments: object) -> int:
     model's own; a draft only makes it come sooner.
     """
     if arguments["connect"] is not None:
-        context = click.get_current_context()
-        refuse_loading_options(context, said="the supervisor is started, not with --connect")
+        leave_loading_options(click.get_current_context())
     if not arguments["keep"]:
         context = click.get_current_context()
         refuse_loading_options(context, said="--keep is, too", names=STORE)

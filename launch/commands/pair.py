@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from launch.commands.settings import said_where
 from launch.drafts import resolve_draft
 from launch.models import LocalModel, resolve_model
 from launch.plan import MEGABYTE, Plan
@@ -99,6 +100,19 @@ def refuse_a_limit_alone(context: click.Context) -> None:
     """UsageError where ``--prefix-disk`` is said of no folder."""
     if context.params["prefix_store"] is None:
         refuse_loading_options(context, said="--prefix-store is, too", names=("prefix_disk",))
+
+
+def leave_loading_options(context: click.Context) -> None:
+    """For a verb with ``--connect``: refuse `LOADING` on its command line.
+
+    One line on standard error, unless ``--quiet``, names those of files and environment: they may
+    well stand there for ``supervisor``, and do not apply to what it has loaded.
+    """
+    refuse_loading_options(context, said="the supervisor is started, not with --connect")
+    found = [(name, where) for name in LOADING if (where := said_where(context, name))]
+    if found and not context.params["quiet"]:
+        names = ", ".join(f"{name} ({where})" for name, where in found)
+        click.echo(f"dflashd: not applied, as the supervisor has loaded its own: {names}", err=True)
 
 
 def connect_option(about: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

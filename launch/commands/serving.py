@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from launch import exit_codes
+from launch.admission import positions
 from launch.commands.attaching import attach_plan
 from launch.commands.pair import PairOptions, store_plan
 from launch.commands.sampling import GUESS_WIDTH
@@ -105,7 +106,7 @@ def _welcome(plan: Plan) -> Welcome:
         pid=os.getpid(),
         model=plan.model,
         draft=(plan.draft if plan.attach is None else plan.attach.draft) or "",
-        max_positions=min(plan.max_positions or config.max_positions, config.max_positions),
+        max_positions=positions(plan.max_positions, config.max_positions),
         vocab_size=config.vocab_size,
     )
 

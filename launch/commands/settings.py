@@ -18,13 +18,13 @@ from typing import Any, Final
 
 import click
 
+from launch.commands.value_types import BlockWidth, DeviceName, DraftVocab, ListenAddress
 from launch.config_file import files_for, nearest, read_files
 from launch.models import DEFAULT_NAME
-from launch.policy import AUTO, FULL
+from launch.policy import FULL
 from launch.settings import PREFIX, Setting, settings_of
-from protocol.addresses import parse_tcp
 from protocol.errors import ConfigError
-from protocol.gpu import CPU, DEVICE
+from protocol.gpu import CPU
 from protocol.lifeline import PARENT_VARIABLE
 from protocol.messages import DEFAULT_TREE_BUDGET
 
@@ -44,6 +44,8 @@ CONFIG_VARIABLE: Final = f"{PREFIX}CONFIG"
 NO_SETTINGS: Final = frozenset({CONFIG_VARIABLE, PARENT_VARIABLE})
 FILES: Final = "launch.config_file"  # in click's Context.meta: what the files say, by key
 MAX_COUNT: Final = 1 << 30
+MAX_SLOTS: Final = 4096
+MAX_THREADS: Final = 1024
 MAX_TOKENS: Final = (1 << 31) - 1
 
 _THREADS: Final = "Threads of each daemon; 0: as many as it may use."
@@ -68,45 +70,6 @@ def _count(name: str, default: int, about: str) -> Decorator:
     return _option(name, type=kind, default=default, show_default=True, help=about)
 
 
-class BlockWidth(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
-    """``auto``, or a number of rows; one above the draft's block is the whole block."""
-
-    name = "auto|N"
-    accepts = (str, int)  # what a file may hold
-    expected = f'"auto", or an integer from 1 to {FULL}'
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if value in ("auto", AUTO):
-            return AUTO
-        return int(click.IntRange(1, FULL).convert(value, param, ctx))
-
-
-class DeviceName(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
-    """A device, as far as its name alone can tell."""
-
-    name = "device"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Refuse what can be no device; whether it is there is found out later."""
-        text = str(value)
-        if not DEVICE.fullmatch(text):
-            self.fail(f"{text!r} is none of cpu, cuda:N and cuda:<uuid>", param, ctx)
-        return text
-
-
-class ListenAddress(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
-    """Where to listen on a network, as far as the text alone can tell."""
-
-    name = "tcp://HOST:PORT"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Refuse what is no such place, which `protocol.addresses` says in words."""
-        try:
-            return str(parse_tcp(str(value), listens=True))
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
-
-
 def _device(name: str, about: str) -> Decorator:
     kind, shown = DeviceName(), "cpu|cuda:N"
     return _option(name, type=kind, metavar=shown, default=CPU, show_default=True, help=about)
@@ -123,7 +86,7 @@ SETTINGS: Final[dict[str, Decorator]] = {
     "draft_context": _count(
         "--draft-context", 4096, "How many of the latest positions the draft attends to."
     ),
-    "draft_vocab": _option("--draft-vocab", metavar="N|FILE|all", help=_VOCAB),
+    "draft_vocab": _option("--draft-vocab", type=DraftVocab(), metavar="N|FILE|all", help=_VOCAB),
     "block_width": _option(
         "--block-width",
         type=BlockWidth(),
@@ -143,7 +106,7 @@ SETTINGS: Final[dict[str, Decorator]] = {
         type=click.IntRange(1, FULL - 1),
         default=DEFAULT_TREE_BUDGET,
         show_default=True,
-        help="How many proposals a tree has, its chain among them.",
+        help="How many proposals a tree has, its chain among them; at most what one forward takes.",
     ),
     "dtype": _option(
         "--dtype",
@@ -187,14 +150,24 @@ SETTINGS: Final[dict[str, Decorator]] = {
         help="Where the keys lie.  [default: /etc/dflash/keys for root, else the user's settings]",
     ),
     "threads": _option(
-        "--threads", type=click.IntRange(0, 4096), default=0, show_default=True, help=_THREADS
+        "--threads",
+        type=click.IntRange(0, MAX_THREADS),
+        default=0,
+        show_default=True,
+        help=_THREADS,
     ),
-    "slots": _count("--slots", 2, "How many requests run at the same time."),
+    "slots": _option(
+        "--slots",
+        type=click.IntRange(1, MAX_SLOTS),
+        default=2,
+        show_default=True,
+        help="How many requests run at the same time.",
+    ),
     "max_positions": _option(
         "--max-positions",
         type=click.IntRange(0, (1 << 31) - 1),
         default=0,
-        help="Prompt and text of one request, in tokens.  [default: what the model takes]",
+        help="Prompt and text of one request, in tokens.  [default and most: what the model takes]",
     ),
     "max_tokens": _option(
         "--max-tokens",
@@ -242,6 +215,16 @@ def settings(*names: str) -> Decorator:
         return command
 
     return decorate
+
+
+def said_where(context: click.Context, name: str) -> str:
+    """The variable or the file that said a setting; empty where neither did."""
+    source = context.get_parameter_source(name)
+    if source is click.core.ParameterSource.ENVIRONMENT:
+        return f"{PREFIX}{name.upper()}"
+    if source is click.core.ParameterSource.DEFAULT_MAP:
+        return str(context.meta[FILES][name].file)
+    return ""
 
 
 def verbs() -> Mapping[str, click.Command]:

@@ -3,7 +3,7 @@
 import pytest
 from support.model_pair import VOCAB
 
-from launch.admission import check_hints, check_prompt, check_tree
+from launch.admission import check_hints, check_prompt, check_tree, positions
 from launch.answers import proposal_defect, verdict_defect
 from launch.desk import Desk
 from launch.events import DraftFacts, TargetFacts
@@ -31,6 +31,12 @@ def test_prompts_are_refused_with_the_numbers():
     for tokens, wanted, error in ((0, 1, UsageError), (5, 0, UsageError), (10, 1, PromptTooLong)):
         with pytest.raises(error):
             check_prompt(tokens, wanted, 10)
+
+
+def test_more_positions_than_the_model_takes_are_refused_and_not_cut_down():
+    assert (positions(0, 8192), positions(100, 8192), positions(8192, 8192)) == (8192, 100, 8192)
+    with pytest.raises(UsageError, match="8,193 is more than the model takes: 8,192"):
+        positions(8193, 8192)
 
 
 def test_a_request_with_an_impossible_hint_is_answered_and_nothing_is_sent():

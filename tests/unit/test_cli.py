@@ -91,6 +91,8 @@ def test_every_verb_is_listed_and_is_a_command():
         (("generate", "--dtype", "float8", "x"), "--dtype"),
         (("generate", "--draft-context", "0", "x"), "--draft-context"),
         (("generate", "--threads", "-1", "x"), "--threads"),
+        (("generate", "--block-width", "x", "x"), "'x' is neither auto nor an integer from 1 to"),
+        (("generate", "--block-width", "0", "x"), "'0' is neither auto nor"),
         (("generate", "--raw", "--system", "s", "x"), "--raw"),
         (("generate", "--prompt-file", "/nowhere/p.txt"), "/nowhere/p.txt"),
         (("generate", "--prompt-file", "/nowhere/p.txt", "x"), "not both"),

@@ -170,7 +170,7 @@ def test_what_is_said_comes_before_the_drafts_default(folder, tmp_path, monkeypa
     assert drafts.draft_vocab(None, folder) == "all"
     assert drafts.draft_vocab("3", folder) == "3"
     assert drafts.draft_vocab("ids.json", folder) == str(tmp_path / "ids.json")
-    with pytest.raises(CheckpointError, match=r"none\.json"):
+    with pytest.raises(ConfigError, match=r"'none\.json': neither a number of ids, nor a file"):
         drafts.draft_vocab("none.json", folder)
 
 

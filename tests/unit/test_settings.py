@@ -10,10 +10,18 @@ from support.command import InProcess
 
 from launch import cli, config_file
 from launch.commands.generate import generate_command
-from launch.commands.settings import SETTINGS, config_option, settings
+from launch.commands.pair import leave_loading_options
+from launch.commands.settings import (
+    MAX_SLOTS,
+    MAX_THREADS,
+    SETTINGS,
+    config_option,
+    settings,
+)
 from launch.config_file import files_for, read_files
 from launch.settings import Setting, settings_of
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, UsageError
+from target_daemon.daemon import BOUNDS
 
 
 @pytest.fixture
@@ -106,11 +114,11 @@ def test_a_file_that_this_user_may_not_look_for_is_as_good_as_absent(monkeypatch
         ("thread = 1", "no setting is named `thread`; did you mean `threads`?"),
         ("zzz = 1", "no setting is named `zzz`"),
         ("json = true", "no setting is named `json`"),
-        ('threads = "x"', '`threads` must be an integer from 0 to 4096; found "x"'),
-        ("threads = 1.5", "an integer from 0 to 4096; found 1.5"),
-        ("threads = true", "an integer from 0 to 4096; found true"),
-        ("threads = 5000", "an integer from 0 to 4096; found 5000"),
-        ("threads = [1]", "an integer from 0 to 4096; found [1]"),
+        ('threads = "x"', '`threads` must be an integer from 0 to 1024; found "x"'),
+        ("threads = 1.5", "an integer from 0 to 1024; found 1.5"),
+        ("threads = true", "an integer from 0 to 1024; found true"),
+        ("threads = 5000", "an integer from 0 to 1024; found 5000"),
+        ("threads = [1]", "an integer from 0 to 1024; found [1]"),
         ('temperature = "hot"', '`temperature` must be a number from 0.0 to 10.0; found "hot"'),
         ("temperature = false", "a number from 0.0 to 10.0; found false"),
         ("temperature = nan", "a number from 0.0 to 10.0; found NaN"),
@@ -118,6 +126,10 @@ def test_a_file_that_this_user_may_not_look_for_is_as_good_as_absent(monkeypatch
         ('dtype = "int8"', '`dtype` must be one of "auto", "float32", "bfloat16"; found "int8"'),
         ("exact = 1", "`exact` must be true or false; found 1"),
         ("model = 3", "`model` must be a text; found 3"),
+        ("block_width = 0", '`block_width` must be "auto", or an integer from 1 to'),
+        ("slots = 4097", "`slots` must be an integer from 1 to 4096; found 4097"),
+        ("keep = true", "no setting is named `keep`"),
+        ("draft_vocab = 1.5", '`draft_vocab` must be a number of ids, a file, or "all"; found 1.5'),
         ("system = 2026-11-30", '`system` must be a text; found "2026-11-30"'),
         ('stop = "x"', '`stop` must be a list, each a text; found "x"'),
         ("stop = [1]", "`stop` must be a list, each a text; found [1]"),
@@ -216,6 +228,40 @@ def test_show_refuses_what_is_no_verb_and_what_the_verb_refuses(dflashd):
     assert outcome.code == 2
     assert "'sing' is no verb; there are generate" in outcome.err
     assert dflashd("config", "show", "generate", "--bogus").code == 2
+
+
+def test_what_is_shown_is_what_a_file_or_a_command_line_can_say(file, show):
+    file.write_text('block_width = "auto"\ndraft_vocab = 100\n')
+    shown = show("--config", str(file), "generate")
+    assert shown["block_width"] == ("auto", "file", str(file))
+    assert shown["draft_vocab"] == ("100", "file", str(file))
+    assert show("generate")["block_width"] == ("auto", "default", None)
+    assert show("generate", "--block-width", "3")["block_width"][0] == 3
+
+
+def _connecting(file, *words):
+    words = ("--config", str(file), "--connect", "x", *words, "hello")
+    return generate_command.make_context("generate", list(words))
+
+
+def test_settings_that_a_running_supervisor_cannot_honour_are_named_in_one_line(
+    file, capsys, monkeypatch
+):
+    file.write_text("exact = true\nmax_tokens = 3\n")
+    monkeypatch.setenv("DFLASHD_THREADS", "2")
+    leave_loading_options(_connecting(file))
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.endswith(f": exact ({file}), threads (DFLASHD_THREADS)\n")
+    leave_loading_options(_connecting(file, "--quiet"))
+    assert capsys.readouterr().err == ""
+    with pytest.raises(UsageError, match="--exact: said when the supervisor is started"):
+        leave_loading_options(_connecting(file, "--exact"))
+
+
+def test_the_ranges_are_those_of_the_daemons():
+    assert BOUNDS["slots"] == (1, MAX_SLOTS)
+    assert BOUNDS["threads"] == (0, MAX_THREADS)
 
 
 def test_one_name_has_one_type_in_all_verbs():

@@ -1,0 +1,70 @@
+"""Types of settings that are neither a plain text nor a number."""
+
+from typing import Any
+
+import click
+
+from launch.policy import AUTO, FULL
+from protocol.addresses import parse_tcp
+from protocol.errors import ConfigError
+from protocol.gpu import DEVICE
+
+
+class BlockWidth(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+    """``auto``, or a number of rows; one above the draft's block is the whole block."""
+
+    name = "auto|N"
+    accepts = (str, int)  # what a file may hold
+    expected = f'"auto", or an integer from 1 to {FULL}'
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value)
+        if text == "auto":
+            return AUTO
+        width = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+        if not 1 <= width <= FULL:
+            self.fail(f"{text[:80]!r} is neither auto nor an integer from 1 to {FULL}", param, ctx)
+        return width
+
+    def as_said(self, value: int) -> int | str:
+        """As a command line or a file would say it."""
+        return "auto" if value == AUTO else value
+
+
+class DraftVocab(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+    """``all``, a number, or a file; see `launch.drafts.draft_vocab`."""
+
+    name = "N|FILE|all"
+    accepts = (str, int)  # what a file may hold
+    expected = 'a number of ids, a file, or "all"'
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The draft says what there is of it, and is not known here."""
+        del param, ctx
+        return str(value)
+
+
+class DeviceName(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+    """A device, as far as its name alone can tell."""
+
+    name = "device"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse what can be no device; whether it is there is found out later."""
+        text = str(value)
+        if not DEVICE.fullmatch(text):
+            self.fail(f"{text!r} is none of cpu, cuda:N and cuda:<uuid>", param, ctx)
+        return text
+
+
+class ListenAddress(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+    """Where to listen on a network, as far as the text alone can tell."""
+
+    name = "tcp://HOST:PORT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse what is no such place, which `protocol.addresses` says in words."""
+        try:
+            return str(parse_tcp(str(value), listens=True))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
