@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from launch.events import Role
 from launch.idle_threads import spin_settings
 from launch.log_tail import LineReader, LogTail
+from protocol.closing import Closing
 from protocol.config import Deadlines
 from protocol.errors import (
     DaemonError,
@@ -69,7 +69,7 @@ def daemon_command(module: str, config: Path) -> tuple[str, ...]:
     return (sys.executable, "-I", "-m", module, str(config))
 
 
-class Child:
+class Child(Closing):
     """A process in a group of its own, tied to this one by a pipe on its standard input.
 
     ``with Child(...) as child`` starts it; leaving ends it, within `deadlines`. Start it from the
@@ -100,14 +100,6 @@ class Child:
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def start(self) -> list[Event]:
         """Spawn; raises Unavailable when the system refuses. What it says comes later."""

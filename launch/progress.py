@@ -5,9 +5,10 @@ Standard output belongs to results; nothing here writes to it.
 
 import sys
 import time
-from abc import ABC, abstractmethod
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, TextIO
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Final, TextIO
+
+from protocol.closing import Closing
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 LINE_SECONDS: Final = 5.0
 
 
-class Progress(ABC):
+class Progress(Closing):
     """Told of stages by whoever works; a context manager, so that the bar always ends."""
 
     shows_bars = False  # whether a library may draw bars of its own on standard error
@@ -32,17 +33,6 @@ class Progress(ABC):
     def close(self) -> None:
         """End the display."""
         return
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Silent(Progress):

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
+from protocol.closing import Closing
 from protocol.config import Deadlines
 from protocol.connection import Connection, connect
 from protocol.errors import (
@@ -32,7 +32,7 @@ from protocol.state import CLIENT_REPLIES, ClientReply
 OPERATION: Final = 1
 
 
-class Remote:
+class Remote(Closing):
     """``with Remote(socket) as remote``: entered when the supervisor has said what it serves.
 
     Raises Unavailable where none answers, DeadlineExceeded, WireMismatch and PermissionRefused.
@@ -54,12 +54,7 @@ class Remote:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._joined.close()
 
     @property

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from launch.deadlines_heap import DeadlineHeap, Timer
@@ -23,12 +22,13 @@ from launch.request import Sink
 from launch.starter import installed
 from launch.stream import FindStop
 from protocol.client import Poller
+from protocol.closing import Closing
 from protocol.errors import DaemonError, Unavailable
 from protocol.messages import Cancel, StatusReport, Submit
 from protocol.run_directory import RunDirectory, sweep_orphans
 
 
-class Supervisor:
+class Supervisor(Closing):
     """``with Supervisor(plan) as s`` starts both daemons; leaving ends them and their folder.
 
     Not for more than one thread. Entering raises ConfigError for a checkpoint that cannot be used;
@@ -72,14 +72,6 @@ class Supervisor:
     def run_dir(self) -> Path:
         """The private folder of this run; only inside the ``with``."""
         return self._run_dir
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End both daemons and remove the run directory; requests that still run are refused."""

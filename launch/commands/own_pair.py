@@ -2,8 +2,6 @@
 
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
@@ -17,13 +15,14 @@ from launch.stops import find_stops
 from launch.supervisor import Supervisor
 from launch.tokenizer import TextTokenizer
 from protocol.checkpoints.target_config import read_model_config
+from protocol.closing import Closing
 from protocol.codec import unpack_tokens
 from protocol.errors import InternalError
 from protocol.messages import Cancel, Finished, Submit
 from protocol.status import WARNING
 
 
-class OwnPair:
+class OwnPair(Closing):
     """What `plan` says; nothing is started before `run` or `get_ready`.
 
     Both daemons are gone when its ``with`` is left. Raises where the model is unusable.
@@ -38,18 +37,6 @@ class OwnPair:
         config = read_model_config(self.model)
         self.max_positions = config.max_positions
         self.vocab_size = config.vocab_size
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        del kind, error, traceback
-        self.close()
 
     def close(self) -> None:
         """End both daemons, if they run."""

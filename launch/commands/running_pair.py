@@ -33,7 +33,8 @@ class RunningPair:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._remote.__exit__(kind, error, traceback)
+        del kind, error, traceback
+        self._remote.close()
 
     @property
     def model(self) -> Path:
@@ -81,7 +82,7 @@ class RunningPair:
             if model != self.model:
                 raise UsageError(f"the supervisor serves {model} now, and no more {self.model}")
             stack.pop_all()
-        self._remote.__exit__(None, None, None)
+        self._remote.close()
         self._remote = remote
 
     def _run(self, submit: Submit, receiver: Receiver, interrupts: Interrupts) -> None:

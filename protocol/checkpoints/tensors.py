@@ -4,12 +4,11 @@ Nothing is read before it is asked for, and what `get` returns is a view of the 
 format allows it, so that a loader that copies tensor by tensor never holds a second model.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,12 +17,13 @@ from torch import Tensor
 from protocol.checkpoints import gguf, gguf_draft
 from protocol.checkpoints.folder import INDEX, MAX_INDEX_BYTES
 from protocol.checkpoints.json_file import read_json
+from protocol.closing import Closing
 from protocol.errors import CheckpointError
 
 SINGLE: Final = "model.safetensors"
 
 
-class TensorSource(ABC):
+class TensorSource(Closing):
     """A closed set of named tensors; a context manager that owns the mappings."""
 
     @abstractmethod
@@ -50,17 +50,6 @@ class TensorSource(ABC):
                 f"tensor {name}: expected shape {list(shape)}, found {list(found)}"
             )
         return self.get(name)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_tensors(path: Path) -> TensorSource:

@@ -114,6 +114,15 @@ class KeptRows(NativeTarget):
         self.key_values.load(slot, state.tensors[KEY_VALUES].narrow(3, 0, length))
 
 
+def probed_rows(logits: Tensor | None, made: Tensor) -> Tensor:
+    """What a probe compares: logits [n, vocab], if any, beside the rows of `KeyValues.save`.
+
+    Returns [n, columns] float32.
+    """
+    parts = made.permute(3, 0, 1, 2, 4).flatten(1).float()
+    return parts if logits is None else torch.cat((logits, parts), dim=1)
+
+
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device=device)
 

@@ -21,7 +21,7 @@ from protocol.kernels.rope import Turner, table
 from target_daemon.checkpoint import Checkpoint
 from target_daemon.columns import NOWHERE, Columns
 from target_daemon.columns import settle as settle_columns
-from target_daemon.dense.key_values import KeptRows, KeyValues
+from target_daemon.dense.key_values import KeptRows, KeyValues, probed_rows
 from target_daemon.dense.layout import Rules, resolve
 from target_daemon.dense.passes import Ends, PassedTarget
 from target_daemon.dense.places import Line, Tree
@@ -223,10 +223,7 @@ class DenseTarget(KeptRows, PassedTarget):
 
     def probe_rows(self, tokens: Tensor, base: int) -> Tensor:
         logits = self.verify_batch(PROBE_SLOT, tokens, base, "all")
-        count = tokens.shape[0]
-        made = self.key_values.save(PROBE_SLOT, base, count).permute(3, 0, 1, 2, 4)
-        parts = made.reshape(count, -1).float()
-        return parts if logits is None else torch.cat((logits, parts), dim=1)
+        return probed_rows(logits, self.key_values.save(PROBE_SLOT, base, tokens.shape[0]))
 
     def probe_attention(self) -> AttentionShape:
         return self._attention

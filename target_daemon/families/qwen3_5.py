@@ -15,7 +15,7 @@ from protocol.config import TargetConfig
 from protocol.errors import InsufficientMemory, UnsupportedModel
 from protocol.kernels.rope import table
 from protocol.memory import Available, available
-from target_daemon.dense.key_values import KEY_VALUES, KeyValues
+from target_daemon.dense.key_values import KEY_VALUES, KeyValues, probed_rows
 from target_daemon.dense.passes import Ends, PassedTarget
 from target_daemon.dense.places import Line
 from target_daemon.exactness import BASE, REFERENCE, WIDE, AttentionShape, Exactness, Widths, settle
@@ -210,10 +210,7 @@ class HybridTarget(PassedTarget):
             self.verify_batch(PROBE_SLOT, between, start.held.length, "none")
             self.widths = own
         logits = self.verify_batch(PROBE_SLOT, tokens, base, "all")
-        count = tokens.shape[0]
-        made = self.key_values.save(PROBE_SLOT, base, count).permute(3, 0, 1, 2, 4)
-        parts = made.reshape(count, -1).float()
-        return parts if logits is None else torch.cat((logits, parts), dim=1)
+        return probed_rows(logits, self.key_values.save(PROBE_SLOT, base, tokens.shape[0]))
 
     def probe_attention(self) -> AttentionShape:
         return self._attention
