@@ -112,8 +112,6 @@ def run_draft(options: DraftOptions) -> int:
         slots=options.slots,
     )
     config = draft_config(plan, daemon_directory("draft", options.instance, options.run_dir))
-    if options.target_address is not None:
-        parse_tcp(options.target_address)
     become(
         "draft",
         msgspec.structs.replace(

@@ -10,6 +10,7 @@ import msgspec
 from click.core import ParameterSource
 
 from launch.commands.settings import FILES, config_option, verbs
+from launch.commands.standard_output import print_json
 from launch.config_file import ONLY, Stated
 from launch.settings import Setting, settings_of
 
@@ -65,7 +66,7 @@ def show_command(
     words = [*(() if config is None else ("--config", config)), *arguments]
     shown = _everything(commands, words) if verb is None else _shown(commands[verb], words)
     if as_json:
-        click.echo(msgspec.json.encode({"settings": shown}, enc_hook=str))
+        print_json({"settings": shown}, enc_hook=str)
         return
     widest = max((len(each.name) for each in shown), default=0)
     for each in shown:

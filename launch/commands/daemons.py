@@ -5,6 +5,7 @@ import click
 from launch import exit_codes
 from launch.commands.pair import connect_option, refuse_a_limit_alone
 from launch.commands.settings import config_option, settings
+from launch.commands.value_types import NetworkAddress
 from launch.models import DEFAULT_NAME
 from launch.settings import Setting
 
@@ -59,6 +60,7 @@ def target_command(**arguments: object) -> int:
 @click.option(
     "--target-address",
     cls=Setting,
+    type=NetworkAddress(),
     metavar="tcp://HOST:PORT",
     help="Where to reach a target on another host.  [default: as the supervisor reaches it]",
 )

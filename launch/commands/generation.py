@@ -1,19 +1,17 @@
 """One generation from prompt to exit status: prepare, run the pair, and say how it went."""
 
-import sys
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from launch import exit_codes
 from launch.admission import check_prompt
-from launch.commands.output import ProgressLine, TextOutput, TraceFile, named
+from launch.commands.output import ProgressLine, TextOutput, TraceFile
 from launch.commands.prompt_input import read_prompt
 from launch.commands.receiver import Receiver
 from launch.commands.report import build, summary
 from launch.commands.requesting import AnyPair, RequestOptions
+from launch.commands.standard_output import print_json
 from launch.interrupts import Interrupts
 from launch.tokenizer import TextTokenizer, encode_prompt, load_text_side
 from protocol.errors import DaemonError, UsageError
@@ -100,9 +98,7 @@ def _conclude(
             logprobs=tuple(receiver.logprobs),
         )
         if options.as_json:
-            with named("standard output"):
-                sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
-                sys.stdout.flush()
+            print_json(report)
         wanted = line.on_terminal if options.stats is None else options.stats
         if wanted and not options.quiet:
             line.print(summary(report))

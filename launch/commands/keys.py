@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from launch.commands.settings import config_option, settings
+from launch.commands.standard_output import print_json
 from launch.key_files import KeyShown, show, write_pairs
 from protocol.keys import ROLES, KeyPair, Role, default_folder
 
@@ -51,7 +51,7 @@ def show_command(*, keys: Path | None, as_json: bool) -> None:
 def _print(folder: Path, *, as_json: bool) -> None:
     shown = show(folder)
     if as_json:
-        click.echo(msgspec.json.encode({"folder": str(folder), "keys": shown}))
+        print_json({"folder": str(folder), "keys": shown})
         return
     click.echo(f"{folder}:" if shown else f"{folder}: no keys; `dflashd keys new` makes them")
     for each in shown:

@@ -5,8 +5,6 @@ to standard error, and only when that is a terminal, so that logs and pipes stay
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -15,21 +13,12 @@ import msgspec
 from rich.console import Console
 from rich.status import Status
 
+from launch.commands.standard_output import named
 from protocol.codec import unpack_tokens
 from protocol.errors import UsageError
 from protocol.messages import Piece
 
 SPINNER: Final = "dots"
-
-
-@contextmanager
-def named(file: str) -> Iterator[None]:
-    """Put the name of `file` into a failed write's error, which does not say what was written."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or file
-        raise
 
 
 class TextOutput:

@@ -3,6 +3,7 @@
 import click
 import msgspec
 
+from launch.commands.standard_output import print_json
 from launch.commands.status_text import overview
 from launch.remote import Remote
 from protocol.errors import DaemonError
@@ -55,7 +56,7 @@ def ps_command(*, as_json: bool) -> None:
         for one in daemons()
     ]
     if as_json:
-        click.echo(msgspec.json.encode({"supervisors": found, "services": services}))
+        print_json({"supervisors": found, "services": services})
         return
     for one in found:
         click.echo(f"{one.name}  pid {one.pid}  {one.model or one.why_not}")

@@ -5,6 +5,7 @@ import os
 import click
 import msgspec
 
+from launch.commands.standard_output import print_json
 from launch.drafts import find_draft
 from launch.models import DEFAULT_NAME, LocalModel, resolve_model
 from launch.progress import progress_for
@@ -60,7 +61,7 @@ def pull_command(
             bytes=sum(path.stat().st_size for path in files),
             checked=_checked(local, verify=verify),
         )
-        click.echo(msgspec.json.encode(answer))
+        print_json(answer)
     else:
         click.echo(f"{local.name}: {local.path}")
 

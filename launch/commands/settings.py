@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import click
 
-from launch.commands.value_types import BlockWidth, DeviceName, DraftVocab, ListenAddress
+from launch.commands.value_types import BlockWidth, DeviceName, DraftVocab, NetworkAddress
 from launch.config_file import files_for, nearest, read_files
 from launch.models import DEFAULT_NAME
 from launch.policy import FULL
@@ -136,7 +136,7 @@ SETTINGS: Final[dict[str, Decorator]] = {
     ),
     "listen": _option(
         "--listen",
-        type=ListenAddress(),
+        type=NetworkAddress(listens=True),
         metavar="tcp://HOST:PORT",
         help="Listen for other hosts, with keys; without them on the loopback interface only.",
     ),

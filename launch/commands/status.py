@@ -4,10 +4,10 @@ import sys
 from typing import Final
 
 import click
-import msgspec
 
 from launch import exit_codes
 from launch.commands.pair import connect_option
+from launch.commands.standard_output import print_json
 from launch.commands.status_text import full
 from launch.interrupts import Interrupts
 from launch.remote import Remote
@@ -54,7 +54,7 @@ def status_command(*, connect: str | None, as_json: bool, watch: bool, every: fl
 
 def _show(status: StatusReport, *, as_json: bool, clear: bool = False) -> None:
     if as_json:
-        click.echo(msgspec.json.encode(status))
+        print_json(status)
         return
     if clear:
         click.clear()

@@ -57,14 +57,17 @@ class DeviceName(click.ParamType):  # type: ignore[type-arg]  # generic from cli
         return text
 
 
-class ListenAddress(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
-    """Where to listen on a network, as far as the text alone can tell."""
+class NetworkAddress(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+    """A place on a network to reach, or to listen at, as far as the text alone can tell."""
 
     name = "tcp://HOST:PORT"
+
+    def __init__(self, *, listens: bool = False) -> None:
+        self._listens = listens
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Refuse what is no such place, which `protocol.addresses` says in words."""
         try:
-            return str(parse_tcp(str(value), listens=True))
+            return str(parse_tcp(str(value), listens=self._listens))
         except ConfigError as error:
             self.fail(str(error), param, ctx)

@@ -1,9 +1,9 @@
-"""``--listen`` as the command line takes it."""
+"""``--listen`` and ``--target-address`` as the command line takes it."""
 
 import click
 import pytest
 
-from launch.commands.settings import ListenAddress
+from launch.commands.value_types import NetworkAddress
 
 
 @pytest.mark.parametrize(
@@ -12,8 +12,13 @@ from launch.commands.settings import ListenAddress
 )
 def test_what_is_no_place_to_listen_is_an_unusable_argument(text, words):
     with pytest.raises(click.BadParameter, match=words):
-        ListenAddress().convert(text, None, None)
+        NetworkAddress(listens=True).convert(text, None, None)
 
 
 def test_a_place_to_listen_is_taken_as_it_is_written():
-    assert ListenAddress().convert("tcp://[::1]:0", None, None) == "tcp://[::1]:0"
+    assert NetworkAddress(listens=True).convert("tcp://[::1]:0", None, None) == "tcp://[::1]:0"
+
+
+def test_a_place_to_reach_has_a_port():
+    with pytest.raises(click.BadParameter, match="1 to 65535 are possible"):
+        NetworkAddress().convert("tcp://10.0.0.1:0", None, None)
