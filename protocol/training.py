@@ -10,7 +10,7 @@ A shard ``shard-NNNNN.safetensors`` holds whole sequences behind each other:
 =============== ================= ================================================================
 tensor          shape, dtype      meaning
 =============== ================= ================================================================
-tokens          [n] int32         prompt and answer of every sequence
+tokens          [n] int32         prompt and answer of every sequence, with what ended it
 starts          [s + 1] int64     where each sequence begins; the last is n
 prompts         [s] int32         tokens of each prompt
 ids             [s] int64         `Ask.id`
@@ -23,7 +23,8 @@ top_logprobs    [n, k] float16    theirs, of the raw distribution; rows before t
 =============== ================= ================================================================
 
 ``features-NNNNN.safetensors`` beside it holds ``features`` [n, taps * hidden] bfloat16; it is
-missing where the byte budget was spent. The last row of a sequence was never computed: zero.
+missing where the byte budget was spent. The last row of a sequence was never computed: zero; its
+metadata has ``taps``, a JSON list. `protocol.checkpoints.shards` reads and writes both.
 """
 
 from typing import Annotated, Final, Literal
