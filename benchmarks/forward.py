@@ -150,6 +150,7 @@ def figures(times: dict[str, list[float]]) -> dict[str, Any]:
     if "choose" in times:
         pairs = zip(times["choose"], times["step"], strict=True)
         found["choose / step"] = round(statistics.median(a / b for a, b in pairs), 3)
+        found["least choose / least step"] = round(min(times["choose"]) / min(times["step"]), 3)
     return found
 
 

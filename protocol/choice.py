@@ -25,17 +25,12 @@ Rows: TypeAlias = npt.NDArray[np.float32]  # [n, vocab]
 COLDEST: Final = 1e-5  # a temperature below this is 0
 FEW: Final = 512  # so many candidates get their noise without a second look
 NEAR: Final = 4.0  # in units of temperature: who is so near to the best is drawn first
-SLACK: Final = 0.01  # for the float32 comparison with that bound
-CUTS: Final = (
-    0.1,
-    1e-2,
-    1e-3,
-    1e-4,
-    1e-5,
-    0.0,
-)  # weights relative to the best, tried by the filters
+SLACK: Final = 1e-6  # for how float64 rounds in that comparison
+CUTS: Final = (1e-3, 1e-4, 1e-5)  # weights relative to the best, tried by the filters
+EDGE: Final = 1e-6  # who is nearer than this to where a filter cuts is left to the sorted filters
 
 
+@np.errstate(over="ignore")  # what becomes infinite is a weight of 0, or refused by _check
 def choose(logits: Tensor, position: int, sampling: Sampling, history: Tensor) -> Tensor:
     """Choose one token per row.
 
@@ -158,45 +153,67 @@ def _sample(rows: Rows, position: int, sampling: Sampling) -> Ids:
     if sampling.temperature < COLDEST:
         return chosen
     for index, row in enumerate(rows):
-        best = row[chosen[index]]
         key = noise.stream(sampling.seed, position + index)
-        ids = _passing(row, best, sampling)
-        chosen[index] = _draw(row, float(best), ids, sampling.temperature, key)
+        chosen[index] = _filtered(row, row[chosen[index]], sampling, key)
     return chosen
 
 
-def _passing(row: Row, best: np.float32, sampling: Sampling) -> Ids:
-    """The ids that pass top-k, top-p and min-p, ascending.
+def _filtered(row: Row, best: np.float32, sampling: Sampling, key: int) -> int:
+    """The id that is drawn among those that pass top-k, top-p and min-p.
 
-    Weights are relative to the best one's. Only candidates above a cut are sorted; the cut is
-    lowered until they are enough.
+    Under top-p the draw is held first, among all above a cut that holds enough mass: where its
+    winner passes, it has also won among those that pass, and nothing need be sorted.
     """
-    top_k, top_p, min_p = sampling.top_k, sampling.top_p, sampling.min_p
+    heat, top_k, top_p, min_p = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
     if top_k == 0 and top_p >= 1.0 and min_p == 0.0:
-        return _all_ids(row.size)
-    weights = row - best
-    weights /= np.float32(sampling.temperature)
-    np.exp(weights, out=weights)
+        return _draw(row, best, _all_ids(row.size), heat, key)
+    weights = _weights(row, best, heat)
     if top_k == 0 and top_p >= 1.0:
-        return np.flatnonzero(weights >= np.float32(min_p))
+        return _draw(row, best, np.flatnonzero(weights >= np.float32(min_p)), heat, key)
     total = 0.0 if top_k else float(weights.sum(dtype=np.float64))
-    ids = _all_ids(row.size)
+    ids = _enough(weights, total, sampling)
+    if not top_k:
+        winner = _draw(row, best, ids, heat, key)
+        rivals = ids[row[ids] >= row[winner]]  # the winner, all better ones, and its equals
+        before = float(weights[rivals].sum(dtype=np.float64)) - float(weights[winner])
+        if before < top_p * total * (1 - EDGE) and weights[winner] >= min_p * (1 + EDGE):
+            return winner
+    return _draw(row, best, _passing(row, weights, ids, total, sampling), heat, key)
+
+
+def _weights(row: Row, best: np.float32, temperature: float) -> Row:
+    """Relative to the best one's, which is 1."""
+    weights = row - best
+    weights /= np.float32(temperature)
+    np.exp(weights, out=weights)
+    return weights
+
+
+def _enough(weights: Row, total: float, sampling: Sampling) -> Ids:
+    """Ids above a cut, ascending, with all that top-k, or top-p of the mass `total`, lets pass."""
     for cut in CUTS:
         above = np.flatnonzero(weights >= np.float32(cut))
-        mass = 0.0 if top_k else weights[above].sum(dtype=np.float64)
-        if (above.size >= top_k) if top_k else (mass >= top_p * total):
-            ids = above
-            break
+        if sampling.top_k:
+            enough = above.size >= sampling.top_k
+        else:
+            enough = float(weights[above].sum(dtype=np.float64)) >= sampling.top_p * total
+        if enough:
+            return above
+    return _all_ids(weights.size)
+
+
+def _passing(row: Row, weights: Row, ids: Ids, total: float, sampling: Sampling) -> Ids:
+    """Those of `ids` that pass top-k, top-p and min-p, ascending. `total`: without top-k."""
     ordered = np.sort(weights[ids])[::-1]
     kept = ids.size
-    if top_k:
-        kept = min(kept, top_k)
+    if sampling.top_k:
+        kept = min(kept, sampling.top_k)
         total = float(ordered[:kept].sum(dtype=np.float64))
-    if top_p < 1.0:
+    if sampling.top_p < 1.0:
         # Kept while the mass of all better ones is below top_p: the first one always is.
         masses = np.cumsum(ordered[:kept], dtype=np.float64)
-        kept = min(kept, 1 + int(np.searchsorted(masses, top_p * total)))
-    kept = int(np.count_nonzero(ordered[:kept] >= np.float32(min_p)))
+        kept = min(kept, 1 + int(np.searchsorted(masses, sampling.top_p * total)))
+    kept = int(np.count_nonzero(ordered[:kept] >= np.float32(sampling.min_p)))
     return _largest(row, ids, kept)
 
 
@@ -214,18 +231,21 @@ def _largest(row: Row, ids: Ids, count: int) -> Ids:
     return kept
 
 
-def _draw(row: Row, best: float, ids: Ids, temperature: float, key: int) -> int:
+def _draw(row: Row, best: np.float32, ids: Ids, temperature: float, key: int) -> int:
     """Gumbel-max: the id with the largest ``(logit - best) / temperature + noise``.
 
     Of many candidates only those get their noise as a float that can still win: a far one must
     have noise above the best sum of the near ones, which its bits alone tell.
     """
+    highest = float(best)
     if ids.size > FEW:
-        near = row[ids] > best - NEAR * temperature
-        leader = _race(row, best, ids[near], temperature, key)[1]
-        far = noise.bits(key, ids) >= np.uint64(noise.least_bits(leader + NEAR - SLACK))
+        bound = np.float32(highest - NEAR * temperature)
+        near = row[ids] >= bound
+        leader = _race(row, highest, ids[near], temperature, key)[1]
+        behind = (highest - float(bound)) / temperature  # NEAR, but for how float32 rounds
+        far = noise.bits(key, ids) >= np.uint64(noise.least_bits(leader + behind - SLACK))
         ids = ids[near | far]
-    return _race(row, best, ids, temperature, key)[0]
+    return _race(row, highest, ids, temperature, key)[0]
 
 
 def _race(row: Row, best: float, ids: Ids, temperature: float, key: int) -> tuple[int, float]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import plain_choice
 from support.samplings import samplings
 
-from protocol import noise
+from protocol import choice, noise
 from protocol.choice import choose
 from protocol.errors import UsageError
 from protocol.messages import Sampling
@@ -69,6 +69,62 @@ def test_rows_do_not_depend_on_how_many_are_chosen_together(sampling, number, sp
 def test_shortcuts_of_a_large_vocabulary_choose_what_all_candidates_would(sampling, scale):
     logits = block_of(1, rows=6, vocab=5000, scale=scale)
     assert choose(logits, 20, sampling, PROMPT).tolist() == expected(logits, 20, sampling, PROMPT)
+
+
+@st.composite
+def rows_of_any_shape(draw):
+    """Logits [4, vocab]: flat and steep, with ties, banned ids, and some far above the rest."""
+    generator = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    vocab = draw(st.sampled_from([3, 64, 700, 6000]))
+    scale = draw(st.sampled_from([0.0, 0.05, 1.0, 2.0, 3.0, 50.0, 1e4, 1e9]))
+    rows = generator.standard_normal((4, vocab)) * scale
+    if draw(st.booleans()):
+        rows = np.round(rows * 2) / 2
+    rows[:, 1:][:, generator.random(vocab - 1) < draw(st.sampled_from([0.0, 0.0, 0.9]))] = -np.inf
+    rows[:, generator.integers(vocab)] += draw(st.sampled_from([0.0, 0.0, 10.0, 1e5]))
+    return torch.from_numpy(rows.astype(np.float32))
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    rows=rows_of_any_shape(),
+    sampling=st.builds(
+        Sampling,
+        temperature=st.sampled_from([1e-3, 0.3, 0.8, 1.0, 100.0]),
+        top_k=st.sampled_from([0, 0, 0, 5, 1000]),
+        top_p=st.sampled_from([1.0, 0.99999, 0.95, 0.95, 0.5, 0.01]),
+        min_p=st.sampled_from([0.0, 0.0, 0.01, 0.5, 1.0]),
+        frequency_penalty=st.sampled_from([0.0, 0.0, 0.5]),
+        seed=st.integers(0, (1 << 63) - 1),
+    ),
+)
+def test_a_draw_before_the_filters_chooses_what_the_sorted_filters_leave(rows, sampling):
+    """With an edge as wide as everything, each row is filtered first; with one cut, by sorting all.
+
+    Noise for every candidate, and none left out by a bound on its bits, is the plainest way.
+    """
+    chosen = choose(rows, 20, sampling, PROMPT[:3])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choice, "EDGE", 1.0)
+        patch.setattr(choice, "CUTS", ())
+        patch.setattr(choice, "FEW", rows.shape[1])
+        plainly = choose(rows, 20, sampling, PROMPT[:3])
+    assert torch.equal(chosen, plainly)
+
+
+@pytest.mark.parametrize("top_p", [0.95, 1.0])
+@pytest.mark.parametrize("temperature", [1e-4, 0.8])
+@pytest.mark.parametrize("highest", [1e8, 3e38])
+def test_logits_between_which_float32_has_no_room_for_a_bound_are_chosen_from(
+    highest, temperature, top_p
+):
+    logits = torch.full((2, 2000), -highest)
+    logits[0, 5] = logits[1, 9] = highest
+    for penalty in (1.0, 1.5):
+        sampling = Sampling(
+            temperature=temperature, top_p=top_p, repetition_penalty=penalty, seed=1
+        )
+        assert choose(logits, 20, sampling, PROMPT[:3]).tolist() == [5, 9]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
