@@ -32,7 +32,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from protocol.config import DType, FrozenConfig, Positive
+from protocol.config import DType, FrozenConfig, Positive, Timeout
 from protocol.messages import Sampling
 
 SHARD: Final = "shard-{:05d}.safetensors"
@@ -158,7 +158,12 @@ class TrainConfig(FrozenConfig, frozen=True, kw_only=True):
     frequent_rows: Count = 6144  # of the head; 0: all
     random_rows: Count = 1024  # of the others, drawn anew at each step
     whole_head: Fraction = 0.15  # of the steps, the last ones: on all rows
+    average: Fraction = 0.998  # decay of the moving average that is validated and kept; 0: none
+    weight_decay: float = 0.01
+    clip: float = 1.0  # longest gradient
     validate_every: Positive = 200
+    validate_sequences: Count = 64  # of those held out; 0: all
+    save_seconds: Timeout = 120.0  # between two states to resume from
     seed: Count = 0
     dtype: DType = "float32"
     device: str = "cpu"

@@ -1,0 +1,71 @@
+"""``train.jsonl``: one line for every step and every validation, also across interruptions."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from draft_daemon.training.files import whole
+from protocol.errors import CheckpointError
+from protocol.training import Count, Validated
+
+
+class Stepped(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """One step."""
+
+    step: Count
+    loss: float  # weighted mean over the predicted tokens
+    rate: float
+    accuracy: tuple[float, ...]  # per slot, over the rows that were scored
+    tokens: Count  # predicted
+    seconds: Annotated[float, Meta(ge=0.0)]  # of the whole run until now
+
+
+Line = Stepped | Validated
+
+
+class Journal:
+    """Appends lines; each is there when `write` has returned."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, line: Line) -> None:
+        """Append one line."""
+        self._file.write(msgspec.json.encode(line) + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_journal(path: Path) -> list[Line]:
+    """All whole lines; CheckpointError for nonsense. A last line that was cut off is left out."""
+    if not path.exists():
+        return []
+    found: list[Line] = []
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            found.append(msgspec.json.decode(line, type=Line))
+        except msgspec.MsgspecError as error:
+            raise CheckpointError(f"{path}, line {number}: {error}") from error
+    return found
+
+
+def cut(path: Path, step: int, validated: int) -> None:
+    """Leave the lines of steps below `step`, and of validations up to step `validated`.
+
+    What came later is done again by the run that goes on from there.
+    """
+    kept = [line for line in read_journal(path) if _is_kept(line, step, validated)]
+    with whole(path) as hidden:
+        hidden.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
+
+
+def _is_kept(line: Line, step: int, validated: int) -> bool:
+    match line:
+        case Stepped():
+            return line.step < step
+        case Validated():
+            return line.step <= validated

@@ -1,0 +1,79 @@
+"""Several processes that train one draft: ``torchrun`` starts them, gradients are averaged.
+
+Every rank knows the whole step and takes its share of the sequences; a loss that is divided by the
+weight of all of them then has the same gradient as one process would compute.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from protocol.errors import ConfigError
+from protocol.gpu import is_gpu
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Number `rank` of `world` processes."""
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the one that validates, writes and tells."""
+        return self.rank == 0
+
+    def share(self, items: Sequence[T]) -> list[T]:
+        """What this rank does of a step."""
+        return list(items[self.rank :: self.world])
+
+    def wrapped(self, network: nn.Module) -> nn.Module:
+        """`network`, whose gradients become the mean over all ranks."""
+        return network if self.world == 1 else DistributedDataParallel(network)
+
+    def summed(self, values: Tensor) -> Tensor:
+        """The sum of every rank's `values`."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def agreed(self, progress: float, *, ended: bool, device: torch.device) -> tuple[float, bool]:
+        """The first rank's progress, and whether any of them is to end."""
+        if self.world == 1:
+            return progress, ended
+        told = torch.tensor([progress if self.leads else 0.0, float(ended)], device=device)
+        dist.all_reduce(told[1:], op=dist.ReduceOp.MAX)
+        dist.broadcast(told[:1], 0)
+        return float(told[0]), bool(told[1])
+
+
+@contextmanager
+def joined(device: str, environment: Mapping[str, str]) -> Iterator[Ranks]:
+    """The group that the environment names, as ``torchrun`` sets it; else this process alone."""
+    world = environment.get("WORLD_SIZE", "1")
+    if world == "1":
+        yield Ranks()
+        return
+    if not (world.isdecimal() and environment.get("RANK", "").isdecimal()):
+        raise ConfigError(f"WORLD_SIZE is {world!r}, RANK {environment.get('RANK')!r}: no numbers")
+    dist.init_process_group("nccl" if is_gpu(device) else "gloo")
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
+
+
+def device_of(device: str) -> str:
+    """The GPU of this rank, where each has its own."""
+    local = os.environ.get("LOCAL_RANK", "")
+    return f"cuda:{local}" if is_gpu(device) and local.isdecimal() else device

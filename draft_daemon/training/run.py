@@ -1,0 +1,88 @@
+"""From a config to a run: everything is read and checked here, before the first step."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draft_daemon.training import journal
+from draft_daemon.training.batches import Goals
+from draft_daemon.training.curve import check_library
+from draft_daemon.training.data import Corpus
+from draft_daemon.training.network import Network
+from draft_daemon.training.optimiser import Average, Optimiser
+from draft_daemon.training.order import Order
+from draft_daemon.training.ranks import Ranks, device_of
+from draft_daemon.training.schedule import schedule_of
+from draft_daemon.training.start import draft_json, first_weights, read_facts, read_lexicon
+from draft_daemon.training.state import AVERAGE, WEIGHTS, Counts, State, origin_of, read_state
+from draft_daemon.training.trainer import Parts, Trainer
+from protocol.checkpoints.draft_facts import DraftCheckpointConfig
+from protocol.cpu import resolve_dtype, usable_cores
+from protocol.ending import EndingSignals
+from protocol.errors import ConfigError
+from protocol.training import DATA_FOLDER, STEPS_FILE, Report, TrainConfig, Trained, TrainLine
+from protocol.transports.devices import open_device
+
+
+def run(
+    config: TrainConfig, ranks: Ranks, endings: EndingSignals, say: Callable[[TrainLine], None]
+) -> Trained:
+    """Train as `config` says, from the state in its folder if there is one.
+
+    Raises ConfigError and its like for whatever cannot be trained or gone on from.
+    """
+    check_library()
+    schedule = schedule_of(config)
+    if config.sequences < ranks.world:
+        raise ConfigError(f"{config.sequences} sequences a step for {ranks.world} processes")
+    torch.set_num_threads(config.threads or max(1, usable_cores() // ranks.world))
+    say(Report(stage="load", done=0, total=1))
+    raw = draft_json(config)
+    facts = read_facts(config, raw)
+    parts = _parts(config, raw, facts)
+    endings.check()
+    state = read_state(Path(config.folder), parts.origin)
+    counts = Counts() if state is None else state.counts
+    _begin(config, facts, parts, state)
+    if ranks.leads:
+        journal.cut(Path(config.folder) / STEPS_FILE, counts.step, counts.validated)
+    say(Report(stage="load", done=1, total=1))
+    return Trainer(config, schedule, parts, counts, ranks, endings, say).run()
+
+
+def _parts(config: TrainConfig, raw: dict[str, Any], facts: DraftCheckpointConfig) -> Parts:
+    device = open_device(device_of(config.device)).torch
+    dtype = getattr(torch, resolve_dtype(config.dtype, config.device))
+    lexicon = read_lexicon(config, facts, device, dtype)
+    corpus = Corpus(Path(config.folder) / DATA_FOLDER, config.taps, facts.vocab_size, make=None)
+    order = Order(corpus, config)
+    network, walked = (Network(facts, facts.max_positions).to(device) for _ in range(2))
+    return Parts(
+        network=network,
+        walked=walked.to(dtype),
+        optimiser=Optimiser(network, config.weight_decay, config.clip),
+        average=Average(network, config.average),
+        corpus=corpus,
+        order=order,
+        goals=Goals(facts.vocab_size, order.slot_weights, config.soft),
+        lexicon=lexicon,
+        raw=raw,
+        origin=origin_of(config, corpus.facts),
+    )
+
+
+def _begin(
+    config: TrainConfig, facts: DraftCheckpointConfig, parts: Parts, state: State | None
+) -> None:
+    """Set weights, average and moments: those of `state`, or the first ones."""
+    if state is None:
+        weights = first_weights(config, facts)
+        parts.network.load_state_dict(weights)
+        parts.average.load(weights)
+        return
+    parts.network.load_state_dict(state.part(WEIGHTS))
+    parts.average.load(state.part(AVERAGE))
+    if state.counts.step:
+        parts.optimiser.load(state.moments, state.counts.step)

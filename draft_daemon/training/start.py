@@ -1,0 +1,152 @@
+"""Where a draft begins: its config.json, and layers that are the target's own first and last ones.
+
+A target's layers know its embedding and its features already; from random weights the same loss
+takes several times as many steps. What the target has no counterpart of is neutral: head norms are
+ones, and `fc` passes on the last tap alone.
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from draft_daemon.models.dflash import DFlash
+from draft_daemon.training.batches import Lexicon
+from protocol.checkpoints.draft_config import TargetFacts, canonical, check_pair
+from protocol.checkpoints.draft_facts import DraftCheckpointConfig
+from protocol.checkpoints.target_config import ModelConfig, read_model_config
+from protocol.checkpoints.tensors import TensorSource, open_tensors
+from protocol.errors import CheckpointError, UnsupportedModel
+from protocol.lent_weights import EMBED, HEAD
+from protocol.training import TrainConfig
+
+STDDEV: Final = 0.02  # of weights that nothing is known of
+HEAD_DIM: Final = 64  # of a target that states no head
+THETA: Final = 10000.0  # of a target that states none
+
+
+def draft_json(config: TrainConfig) -> dict[str, Any]:
+    """The published ``config.json``: the target's shape, full attention, and DFlash's own keys."""
+    model = read_model_config(Path(config.model))
+    dim = model.head_dim or HEAD_DIM
+    heads = model.num_heads or max(1, model.hidden_size // dim)
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+        "block_size": config.block_size,
+        "num_target_layers": model.num_layers,
+        "dflash_config": {
+            "mask_token_id": config.mask_token_id,
+            "target_layer_ids": list(config.taps),
+        },
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size or 8 * model.hidden_size // 3,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": model.num_kv_heads or heads,
+        "head_dim": dim,
+        "rms_norm_eps": model.rms_norm_eps or 1e-6,
+        "vocab_size": model.vocab_size,
+        "rope_theta": model.rope_theta or THETA,
+        **({"rope_scaling": model.rope_scaling} if model.rope_scaling else {}),
+        "max_position_embeddings": model.max_positions,
+        "layer_types": ["full_attention"] * config.layers,
+        "attention_bias": _biased(Path(config.model), model),
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }
+
+
+def read_facts(config: TrainConfig, raw: dict[str, Any]) -> DraftCheckpointConfig:
+    """`raw` as every reader of the checkpoint will understand it; DraftMismatch for wrong taps."""
+    model = read_model_config(Path(config.model))
+    facts = canonical(raw, "the draft's config.json")
+    check_pair(facts, TargetFacts(model.hidden_size, model.num_layers, model.vocab_size))
+    return facts
+
+
+def read_lexicon(
+    config: TrainConfig, facts: DraftCheckpointConfig, device: torch.device, dtype: torch.dtype
+) -> Lexicon:
+    """The target's embedding and head, from its checkpoint."""
+    model = read_model_config(Path(config.model))
+    with open_tensors(Path(config.model)) as source:
+        embed = _table(source, EMBED, facts)
+        head = embed if model.tied else _table(source, HEAD, facts)
+    return Lexicon(embed.to(device), head.to(device, dtype), facts.mask_token_id, facts.block_size)
+
+
+def first_weights(config: TrainConfig, facts: DraftCheckpointConfig) -> dict[str, Tensor]:
+    """Every tensor of the checkpoint, in float32."""
+    generator = torch.Generator().manual_seed(config.seed)
+    layers = read_model_config(Path(config.model)).num_layers
+    origins = _origins(config.layers, layers)
+    found = {}
+    with open_tensors(Path(config.model)) as source:
+        there = source.names()
+        for name, shape in DFlash.shapes(facts).items():
+            origin = _origin(name, origins)
+            if origin in there and source.shape(origin) == shape:
+                found[name] = source.get(origin).float().clone()
+            else:
+                found[name] = _neutral(name, shape, facts, generator)
+    return found
+
+
+def _origins(layers: int, target_layers: int) -> list[int]:
+    """The target's first layer, then its last ones: 0, 28, 29 for 3 of 30."""
+    last = [max(0, target_layers - layers + index) for index in range(1, layers)]
+    return [0, *last]
+
+
+def _origin(name: str, origins: list[int]) -> str:
+    """What the target calls the tensor that `name` starts from; empty: nothing."""
+    if name == "norm.weight":
+        return "model.norm.weight"
+    if name == "hidden_norm.weight":
+        return f"model.layers.{origins[-1]}.input_layernorm.weight"
+    parts = name.split(".")
+    if parts[0] != "layers":
+        return ""
+    return ".".join(("model.layers", str(origins[int(parts[1])]), *parts[2:]))
+
+
+def _neutral(
+    name: str, shape: tuple[int, ...], facts: DraftCheckpointConfig, generator: torch.Generator
+) -> Tensor:
+    if name == "fc.weight":
+        weight = STDDEV * torch.randn(shape, generator=generator)
+        weight[:, -facts.hidden_size :] += torch.eye(facts.hidden_size)
+        return weight
+    if name.endswith("norm.weight"):
+        return torch.ones(shape)
+    if len(shape) == 1:
+        return torch.zeros(shape)
+    return STDDEV * torch.randn(shape, generator=generator)
+
+
+def _biased(path: Path, model: ModelConfig) -> bool:
+    """Whether the target's attention has biases, whatever its family calls the key."""
+    if model.attention_bias:
+        return True
+    with open_tensors(path) as source:
+        return "model.layers.0.self_attn.q_proj.bias" in source.names()
+
+
+def _table(source: TensorSource, name: str, facts: DraftCheckpointConfig) -> Tensor:
+    if name not in source.names():
+        raise UnsupportedModel(
+            f"tensor {name} is not in the target's checkpoint: no draft can be trained for it"
+        )
+    shape = (facts.vocab_size, facts.hidden_size)
+    if source.shape(name) != shape:
+        raise CheckpointError(
+            f"tensor {name}: expected {list(shape)}, found {list(source.shape(name))}"
+        )
+    return source.get(name)

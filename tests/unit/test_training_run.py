@@ -1,0 +1,257 @@
+"""Whole runs on a tiny target: what is learned, what is counted, and what a resumed run does."""
+
+import json
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.learnable import tiny_config, write_answers, write_learnable_target
+from support.real_pair import Checkpoints, real_pair
+
+from draft_daemon.training.data import Corpus
+from draft_daemon.training.journal import read_journal
+from draft_daemon.training.ranks import Ranks
+from draft_daemon.training.run import run
+from draft_daemon.training.state import STATE
+from protocol.checkpoints.draft_config import read_draft_config
+from protocol.ending import Ended, EndingSignals
+from protocol.errors import CheckpointError, ConfigError
+from protocol.training import (
+    CURVE_FILE,
+    DATA_FOLDER,
+    STEPS_FILE,
+    Report,
+    Trained,
+    Validated,
+)
+
+STEPS, SHORT = 240, 8
+
+
+class EndsAt(EndingSignals):
+    """Is told to end when that many steps are in the journal."""
+
+    def __init__(self, config, step: int) -> None:
+        super().__init__()
+        self._journal, self._step = Path(config.folder) / STEPS_FILE, step
+
+    def ended(self) -> bool:
+        there = self._journal.read_bytes() if self._journal.exists() else b""
+        if there.count(b'"Stepped"') >= self._step:
+            self._reason = "told to end by the test"
+        return bool(self._reason)
+
+
+def train(config, *, ends_at=1 << 30, say=None):
+    lines = []
+    before = torch.get_num_threads()
+    try:
+        trained = run(config, Ranks(), EndsAt(config, ends_at), say or lines.append)
+    finally:
+        torch.set_num_threads(before)
+    return trained, lines
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A target and its answers; copy the answers to train on them."""
+    folder = tmp_path_factory.mktemp("learnable")
+    model = write_learnable_target(folder / "target")
+    write_answers(model, folder / "answers")
+    return model, folder / "answers"
+
+
+@pytest.fixture(scope="module")
+def proven(made, tmp_path_factory):
+    """One run long enough to learn: (model, folder, what it returned, its lines)."""
+    model, answers = made
+    folder = tmp_path_factory.mktemp("proof") / "out"
+    shutil.copytree(answers, folder)
+    config = tiny_config(model, folder, steps=STEPS, validate_every=STEPS)
+    return model, folder, *train(config)
+
+
+@pytest.fixture
+def fresh(made, tmp_path):
+    """A config over a copy of the data."""
+    model, answers = made
+
+    def make(name="out", **changes):
+        shutil.copytree(answers, tmp_path / name)
+        settings = {"steps": SHORT, "validate_every": 4} | changes
+        return tiny_config(model, tmp_path / name, **settings)
+
+    return make
+
+
+@pytest.mark.timeout(120)
+def test_a_draft_that_was_trained_is_accepted_and_before_that_it_is_not(proven):
+    _, folder, trained, lines = proven
+    first, last = (line for line in lines if isinstance(line, Validated))
+    assert (first.step, first.mean_acceptance_length) == (0, 1.0)
+    assert first.accepted_per_slot == (0.0,) * 5
+    assert (last.step, last.best) == (STEPS, True)
+    assert last.mean_acceptance_length > 2
+    assert set(last.by_task) == {"even", "odd"}
+    assert list(last.accepted_per_slot) == sorted(last.accepted_per_slot, reverse=True)
+    assert (trained.steps, trained.passes) == (STEPS, STEPS * 4 / 48)
+    assert trained == Trained(
+        steps=STEPS, seconds=trained.seconds, tokens=trained.tokens, passes=trained.passes
+    )
+    assert (folder / CURVE_FILE).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.timeout(120)
+def test_the_walk_counts_what_the_real_loop_reports(proven, tmp_path):
+    model, folder, _, lines = proven
+    walked = [line for line in lines if isinstance(line, Validated)][-1]
+    taps = read_draft_config(folder).target_layer_ids
+    corpus = Corpus(folder / DATA_FOLDER, taps, 97, None)
+    rounds, emitted, reached = {}, {}, [0] * 5
+    with real_pair(
+        Checkpoints(model, folder), dtype="float32", exact=False, threads=1, max_positions=128
+    ) as pair:
+        network = pair.draft._network
+        project = network.project_context
+        # Kept features are bfloat16, those of a ring in fp32 are not.
+        network.project_context = lambda rows, start: project(rows.bfloat16().float(), start)
+        for place in corpus.walked:
+            text = corpus.text(place)
+            prompt, answer = (
+                text.tokens[: text.prompt].tolist(),
+                text.tokens[text.prompt :].tolist(),
+            )
+            done = pair.run(prompt, len(answer), speculative=True)
+            assert list(done.token_ids) == answer
+            told = zip(done.rounds, done.proposed, strict=True)
+            for tokens in (tokens for tokens, proposed in told if proposed):
+                rounds[text.task] = rounds.get(text.task, 0) + 1
+                emitted[text.task] = emitted.get(text.task, 0) + tokens
+                reached = [count + (slot < tokens - 1) for slot, count in enumerate(reached)]
+    assert walked.by_task == {task: emitted[task] / rounds[task] for task in sorted(rounds)}
+    every = sum(rounds.values())
+    assert walked.mean_acceptance_length == sum(emitted.values()) / every
+    assert walked.accepted_per_slot == tuple(count / every for count in reached)
+
+
+def steps_of(folder):
+    """The journal without what differs between two equal runs."""
+    lines = read_journal(folder / STEPS_FILE)
+    return [
+        line if isinstance(line, Validated) else msgspec.structs.replace(line, seconds=0.0)
+        for line in lines
+    ]
+
+
+def same_run(one, other):
+    """Whether two folders hold the same checkpoint, journal and state, bit for bit."""
+    for file in ("model.safetensors", STATE):
+        ours, theirs = (load_file(folder / file) for folder in (one, other))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert steps_of(one) == steps_of(other)
+    assert (one / "config.json").read_bytes() == (other / "config.json").read_bytes()
+
+
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(fresh, tmp_path):
+    whole, parts = fresh("whole"), fresh("parts")
+    train(whole)
+    with pytest.raises(Ended, match="by the test"):
+        train(parts, ends_at=6)
+    assert json.loads((tmp_path / "parts" / "config.json").read_text())["block_size"] == 6
+    train(parts)
+    same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_run_that_was_killed_goes_on_from_its_last_state(fresh, tmp_path):
+    whole, killed = fresh("whole"), fresh("killed", save_seconds=1e-6)
+
+    def die(line):
+        if isinstance(line, Validated) and line.step == 4:
+            raise KeyboardInterrupt
+
+    train(whole)
+    with pytest.raises(KeyboardInterrupt):
+        train(killed, say=die)
+    journal = tmp_path / "killed" / STEPS_FILE
+    journal.write_bytes(journal.read_bytes() + b'{"type":"Stepped","st')  # as a kill may leave it
+    train(killed)
+    same_run(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_a_run_that_is_over_is_not_run_again(fresh, tmp_path):
+    config = fresh()
+    first, _ = train(config)
+    before = (tmp_path / "out" / "model.safetensors").stat().st_mtime_ns
+    again, lines = train(config)
+    assert again.steps == first.steps
+    assert not any(isinstance(line, Validated) for line in lines)
+    assert (tmp_path / "out" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_the_clock_ends_a_run_as_well(fresh):
+    config = fresh(steps=0, hours=1e-9)
+    trained, lines = train(config)
+    assert trained.steps == 0
+    assert [line.step for line in lines if isinstance(line, Validated)] == [0]
+
+
+def test_reports_say_how_far_it_is(fresh):
+    _, lines = train(fresh())
+    reports = [line for line in lines if isinstance(line, Report)]
+    assert [(each.stage, each.done) for each in reports[:2]] == [("load", 0), ("load", 1)]
+    assert (reports[-1].stage, reports[-1].done, reports[-1].total) in {
+        ("train", SHORT, SHORT),
+        ("validate", 6, 6),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"gamma": 2.0}, r"other settings: gamma 4.0, now 2.0"),
+        ({"steps": 0}, "say one of both"),
+        ({"hours": 1.0}, "say one of both"),
+        ({"taps": (0, 9)}, "taps layer 9, the target's last is 3"),
+    ],
+)
+def test_what_cannot_be_gone_on_from_is_refused(fresh, change, words):
+    config = fresh()
+    with pytest.raises(Ended):
+        train(config, ends_at=2)
+    with pytest.raises(ConfigError, match=words):
+        train(msgspec.structs.replace(config, **change))
+
+
+def test_a_state_of_another_target_is_refused(fresh, tmp_path):
+    config = fresh()
+    with pytest.raises(Ended):
+        train(config, ends_at=2)
+    other = shutil.copytree(config.model, tmp_path / "other")
+    text = (other / "config.json").read_text()
+    (other / "config.json").write_text(text.replace("10000.0", "20000.0"))
+    with pytest.raises(ConfigError, match="another target"):
+        train(msgspec.structs.replace(config, model=str(other)))
+
+
+def test_other_data_are_refused(fresh, tmp_path):
+    config = fresh()
+    with pytest.raises(Ended):
+        train(config, ends_at=2)
+    for name in ("shard", "features"):
+        (tmp_path / "out" / DATA_FOLDER / f"{name}-00001.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"was trained on 48 sequences .* here are 24"):
+        train(config)
+
+
+def test_a_damaged_state_is_refused(fresh, tmp_path):
+    config = fresh()
+    with pytest.raises(Ended):
+        train(config, ends_at=2)
+    state = tmp_path / "out" / STATE
+    state.write_bytes(state.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="cannot be gone on from"):
+        train(config)
