@@ -1,6 +1,7 @@
 """How far a draft is believed: the rate at which each slot is right, tracked online. Pure."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -8,8 +9,27 @@ PRIOR: Final = 0.5  # of the first slot of a draft that nothing is known of
 PRIOR_COUNT: Final = 2.0  # rounds that this counts for, and the rate of the slot before for others
 HORIZON: Final = 64.0  # rounds, after which an outcome counts for less than 40 %
 RECENT: Final = 0.85  # what a round's surprise is still worth in the next one
-SURPRISE: Final = 2.5  # standard deviations of recent rounds together: the text has changed
+# Standard deviations of recent rounds together, from which on the text has changed:
+SURPRISE: Final = 2.5  # of how many tokens were right, which vary widely
+WORSE: Final = 1.5  # of how often the first one was, less often than expected
 CHANGED: Final = 2.0  # rounds that all before a change count for
+
+
+@dataclass(slots=True)
+class Surprise:
+    """What was found beyond what was expected, in recent rounds together."""
+
+    found: float = 0.0
+    variance: float = 0.0
+
+    def note(self, found: float, mean: float, variance: float) -> None:
+        """One more round: what was found, and what was expected."""
+        self.found = self.found * RECENT + found - mean
+        self.variance = self.variance * RECENT**2 + variance
+
+    def exceeds(self, deviations: float) -> bool:
+        """Whether it is so far from 0, and more than one round may differ."""
+        return self.found**2 > deviations**2 * self.variance + 1.0
 
 
 class Acceptance:
@@ -22,8 +42,8 @@ class Acceptance:
     def __init__(self) -> None:
         self._right = [PRIOR * PRIOR_COUNT]
         self._seen = [PRIOR_COUNT]
-        self._surprise = 0.0  # accepted beyond what was expected, decayed
-        self._variance = 0.0
+        self._length = Surprise()  # of how many tokens were right
+        self._first = Surprise()  # of whether the first one was
 
     @property
     def count(self) -> float:
@@ -34,14 +54,16 @@ class Acceptance:
         """A block of `offered` slots had its first `accepted` right.
 
         Rounds that together lie far from what was expected are a change of the text: what was
-        known before it then counts for little.
+        known before it then counts for little. That a text has become worse shows soonest in first
+        tokens.
         """
-        mean, variance = self._expected(offered)
-        self._surprise = self._surprise * RECENT + accepted - mean
-        self._variance = self._variance * RECENT**2 + variance
-        if self._surprise**2 > SURPRISE**2 * self._variance + 1.0:
+        rate = next(self.rates())
+        self._first.note(min(accepted, 1), rate, rate * (1 - rate))
+        self._length.note(accepted, *self._expected(offered))
+        is_worse = self._first.found < 0 and self._first.exceeds(WORSE)
+        if is_worse or self._length.exceeds(SURPRISE):
             self.fade(CHANGED)
-            self._surprise = self._variance = 0.0
+            self._length, self._first = Surprise(), Surprise()
         for slot in range(min(accepted + 1, offered)):
             self.note_slot(slot, right=slot < accepted)
 

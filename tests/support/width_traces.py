@@ -51,6 +51,7 @@ class Played:
 
     seconds: float = 0.0
     rounds: list[tuple[int, int, float]] = field(default_factory=list)  # position, width, seconds
+    asked: list[int] = field(default_factory=list)  # positions at which the draft proposed
 
 
 def play(
@@ -79,6 +80,7 @@ def play(
             outcome = _outcome(right, at, choice, jitter, at - known, sure)
             if choice.propose > 1:
                 known = at
+                played.asked.append(done + at)
             policy.note(outcome)
             played.seconds += sum(jitter)
             played.rounds.append((done + at, choice.verify, sum(jitter)))

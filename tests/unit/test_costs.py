@@ -88,6 +88,28 @@ def test_a_change_of_the_text_is_noticed_by_what_it_brings():
     assert acceptance.tokens(8)[-1] < 3.0
 
 
+def test_first_tokens_that_turn_wrong_are_a_change_though_lengths_vary_too_much_to_tell():
+    """Three of 0 among runs of 1 and 7 are within what such lengths do by themselves."""
+    acceptance = Acceptance()
+    for at in range(200):
+        acceptance.note(7 if at % 4 == 0 else 1, 7)
+    for _ in range(3):
+        acceptance.note(0, 7)
+    assert acceptance.count < 10
+    for _ in range(5):
+        acceptance.note(0, 7)
+    assert acceptance.tokens(2)[-1] < 1.4
+
+
+def test_first_tokens_that_turn_right_are_learned_round_by_round():
+    acceptance = Acceptance()
+    for at in range(200):
+        acceptance.note(at % 2, 1)
+    for _ in range(4):
+        acceptance.note(1, 1)
+    assert acceptance.count > 50
+
+
 def test_a_copy_learns_alone():
     acceptance = Acceptance()
     twin = acceptance.copy()

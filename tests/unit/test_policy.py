@@ -1,6 +1,7 @@
 """How wide a block is: fixed widths, and the one that learns, played on made traces."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from statistics import mean
 
 import pytest
@@ -113,11 +114,22 @@ def test_a_draft_that_turns_good_is_taken_up_within_twenty_rounds(prices, spell)
     assert min(behind[20:40]) == 8
 
 
-def followed(name, before, behind):
-    """Seconds of the policy from a turn on, in parts of what following it late would take.
+@dataclass(frozen=True)
+class Turn:
+    """One text behind another, and what the policy did from the second's start `at` on."""
 
-    Late is: 20 more rounds of what was best before it, then what is best behind it. Mean over
-    every place at which the turn can lie between two probes.
+    right: tuple[int, ...]
+    at: int
+    rounds: tuple[tuple[int, int, float], ...]
+    asked: tuple[int, ...]
+    followed: float  # seconds in parts of what following it late would take
+
+
+@cache
+def turned(name, before, behind):
+    """A turn of recorded texts, at every place at which it can lie between two probes.
+
+    Late is: 20 more rounds of what was best before it, then what is best behind it.
     """
     turns, found = RECORDED[name], []
     for cut in range(FIRST):
@@ -130,9 +142,12 @@ def followed(name, before, behind):
         )
         late, reached = seconds_from(whole, old, at, end, rounds=20)
         late += seconds_from(whole, new, reached, end)[0]
-        rounds = play(whole, noise=0.1, seed=cut).rounds
-        found.append(late / sum(seconds for place, _, seconds in rounds if place >= at))
-    return mean(found)
+        played = play(whole, noise=0.1, seed=cut)
+        rounds = tuple(one for one in played.rounds if one[0] >= at)
+        share = late / sum(seconds for _, _, seconds in rounds)
+        asked = tuple(place for place in played.asked if place >= at)
+        found.append(Turn(whole.right[0], at, rounds, asked, share))
+    return found
 
 
 @pytest.mark.parametrize("name", ["turns, fp32", "turns, flat"])
@@ -140,8 +155,38 @@ def followed(name, before, behind):
 @pytest.mark.parametrize("good", GOOD)
 def test_a_turn_of_recorded_texts_is_followed_as_fast_as_within_twenty_rounds(name, useless, good):
     before, behind = USELESS[useless], GOOD[good]
-    assert followed(name, before, behind) >= 0.98
-    assert followed(name, behind, before) >= 0.95  # as a useless draft may cost
+    assert mean(turn.followed for turn in turned(name, before, behind)) >= 0.98
+    out_of_it = [turn.followed for turn in turned(name, behind, before)]
+    assert mean(out_of_it) >= 0.98
+    assert min(out_of_it) >= 0.95  # at every single place; as a useless draft may cost
+
+
+@pytest.mark.parametrize("name", ["turns, fp32", "turns, flat"])
+@pytest.mark.parametrize("useless", USELESS)
+@pytest.mark.parametrize("good", GOOD)
+def test_wherever_a_recorded_text_turns_good_the_draft_is_asked_in_time_and_believed_when_right(
+    name, useless, good
+):
+    """A probe is one token, and these texts' first tokens are right at four places in five.
+
+    So a turn is missed where the draft was wrong at each place of the 20 rounds at which it was
+    asked. That more probes do not fit is arithmetic: benchmarks/README.md.
+    """
+    for turn in turned(name, USELESS[useless], GOOD[good]):
+        asked = [place for place in turn.asked if place <= turn.rounds[19][0]]
+        assert asked
+        believed = any(width > 1 for _, width, _ in turn.rounds[:21])
+        assert believed or not any(turn.right[place] for place in asked)
+
+
+@pytest.mark.parametrize("name", ["turns, fp32", "turns, flat"])
+def test_at_most_one_in_eight_places_of_recorded_turns_into_a_good_text_is_late(name):
+    pairs = [(before, behind) for before in USELESS.values() for behind in GOOD.values()]
+    turns = [turn for pair in pairs for turn in turned(name, *pair)]
+    late = [turn for turn in turns if sum(width > 1 for _, width, _ in turn.rounds[20:30]) < 5]
+    assert len(turns) == 96
+    assert len(late) <= 12
+    assert min(turn.followed for turn in turns) >= 0.8
 
 
 def test_the_price_from_which_no_policy_can_keep_both_bars():
