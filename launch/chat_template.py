@@ -85,6 +85,7 @@ class ChatTemplate:
                 f"{MAX_TEMPLATE_BYTES} are allowed"
             )
         self._where = where
+        self.source = source
         self._special = dict(special)
         try:
             with _bounded():

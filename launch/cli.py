@@ -42,6 +42,7 @@ VERBS: Final[dict[str, tuple[str, str, str]]] = {
     "unpark": ("launch.commands.park", "unpark_command", "Start a parked daemon again."),
     "cancel": ("launch.commands.cancel", "cancel_command", "End a request of a supervisor."),
     "pull": ("launch.commands.pull", "pull_command", "Fetch and convert a model."),
+    "train": ("launch.commands.train", "train_command", "Make a draft for a model."),
     "doctor": (
         "launch.commands.doctor",
         "doctor_command",

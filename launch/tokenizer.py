@@ -31,6 +31,7 @@ class TextTokenizer:
         self.digest = digest  # sha256 of tokenizer.json
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self.run_ids = _run_ids(tokenizer)  # for TextStream
+        self.special_ids = _special_ids(tokenizer)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -67,6 +68,11 @@ class TextTokenizer:
         """The text of `ids` with special tokens."""
         with _typed("the model's tokenizer cannot decode these ids"):
             return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def index(self, token: str) -> int | None:
+        """The id of a token by its own spelling; None: there is none."""
+        index: int | None = self._tokenizer.token_to_id(token)
+        return index
 
     def token(self, index: int) -> str | None:
         """The token's own spelling, for display."""
@@ -163,9 +169,12 @@ def _run_ids(tokenizer: Tokenizer) -> frozenset[int]:
     if "ByteFallback" not in _decoder_types(tokenizer):
         return frozenset()
     found = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+    return _special_ids(tokenizer) | {index for index in found if index is not None}
+
+
+def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
     added = tokenizer.get_added_tokens_decoder()
-    special = frozenset(index for index, token in added.items() if token.special)
-    return special | {index for index in found if index is not None}
+    return frozenset(index for index, token in added.items() if token.special)
 
 
 def _decoder_types(tokenizer: Tokenizer) -> list[str]:

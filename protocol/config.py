@@ -51,6 +51,8 @@ class Deadlines(FrozenConfig, frozen=True, kw_only=True):
     heartbeat_answer: Timeout = 5.0
     client: Timeout = 5.0  # of a supervisor that a command asks what it can say at once
     farewell: Timeout = 1.0  # of clients that are to read their last word when it ends
+    training_silence: Timeout = 900.0  # of a process of `dflashd train`
+    training_end: Timeout = 60.0  # of one that was asked to end, and writes what it has
 
 
 class TargetConfig(FrozenConfig, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """Types of settings that are neither a plain text nor a number."""
 
-from typing import Any
+import re
+from typing import Any, Final
 
 import click
 
@@ -71,3 +72,17 @@ class NetworkAddress(click.ParamType):  # type: ignore[type-arg]  # generic from
             return str(parse_tcp(str(value), listens=self._listens))
         except ConfigError as error:
             self.fail(str(error), param, ctx)
+
+
+class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+    """A number of bytes, as in ``500MB`` or ``8GB``; 0 needs no unit."""
+
+    name = "SIZE"
+    _UNITS: Final = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Refuse what is no size."""
+        match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?) ?([kmgt]b)?", str(value).strip().lower())
+        if match is None:
+            self.fail(f"{str(value)[:80]!r} is no size, as in 500MB or 8GB", param, ctx)
+        return int(float(match[1]) * self._UNITS[match[2] or ""])

@@ -1,0 +1,131 @@
+"""The first stage: a child answers what `launch.training.harvest` asks, until there is enough."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from launch.process import daemon_command
+from launch.training.harvest import Harvest
+from launch.training.watch import Watch
+from launch.training.worker import Worker
+from protocol.errors import DaemonDied
+from protocol.training import Answered, CollectLine, Report, Written
+
+MODULE: Final = "target_daemon.collecting"
+STAGE: Final = "collect"
+OUTSTANDING: Final = 192  # requests, until the child says how many it answers at once
+WAITING: Final = 3  # requests for each sequence that is answered at once
+TICK_SECONDS: Final = 0.5
+
+Said: TypeAlias = Answered | Written | Report  # `Worker` raises a Problem
+
+
+@dataclass(frozen=True)
+class Goal:
+    """When there is enough: so many tokens, or so many seconds, whichever is said; 0: neither."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def is_reached(self, tokens: int, seconds: float) -> bool:
+        """Whether it is, with so many tokens, after so many seconds."""
+        return bool(self.tokens and tokens >= self.tokens) or bool(
+            self.seconds and seconds >= self.seconds
+        )
+
+
+def command(config: Path) -> tuple[str, ...]:
+    """The command line of our own child."""
+    return daemon_command(MODULE, config)
+
+
+class Collecting:
+    """One run of the child. `saved` is called with the seconds so far, at each shard."""
+
+    def __init__(
+        self,
+        harvest: Harvest,
+        goal: Goal,
+        watch: Watch,
+        saved: Callable[[float], None],
+        *,
+        before: float = 0.0,
+    ) -> None:
+        self._harvest, self._goal, self._watch, self._saved = harvest, goal, watch, saved
+        self._before = before  # seconds that earlier runs took
+        self._began = 0.0  # when the first answer came: loading makes no data
+        self._at_first = harvest.tokens
+        self._most = OUTSTANDING
+
+    def run(self, line: Sequence[str]) -> None:
+        """Start the child `line`, and end it when there is enough; raises what is wrong with it.
+
+        Whatever it answered in full is on the disk afterwards, also where Stopped is raised.
+        """
+        worker: Worker[Said] = Worker(
+            "collecting", line, CollectLine, deadlines=self._watch.deadlines
+        )
+        try:
+            with worker:
+                self._ask(worker)
+                self._finish(worker)
+        finally:
+            self._saved(self.seconds)
+        self._watch.stages.end(STAGE)
+
+    def _ask(self, worker: Worker[Said]) -> None:
+        while not self._is_enough():
+            self._watch.check()
+            if not self._goal.is_reached(self._harvest.tokens + self._harvest.coming, self.seconds):
+                for ask in self._harvest.asks(self._most - self._harvest.outstanding):
+                    worker.send(ask)
+            self._take(worker.poll(TICK_SECONDS, self._watch.interrupts.fd))
+            self._show()
+            if worker.has_ended and not self._is_enough():
+                worker.check()
+                raise DaemonDied("the collecting process ended before there was enough")
+
+    def _finish(self, worker: Worker[Said]) -> None:
+        self._watch.stages.update(STAGE, self._harvest.tokens, self._harvest.tokens, "writing")
+        worker.terminate()
+        while not worker.has_ended:
+            self._watch.check()
+            self._take(worker.poll(TICK_SECONDS, self._watch.interrupts.fd))
+            worker.on_deadline()
+
+    @property
+    def seconds(self) -> float:
+        """Of answering, those of earlier runs included."""
+        return self._before + (time.monotonic() - self._began if self._began else 0.0)
+
+    def _is_enough(self) -> bool:
+        return self._harvest.is_over or self._goal.is_reached(self._harvest.tokens, self.seconds)
+
+    def _take(self, lines: Sequence[Said]) -> None:
+        for line in lines:
+            match line:
+                case Answered():
+                    self._began = self._began or time.monotonic()
+                    self._harvest.answered(line)
+                case Written():
+                    self._saved(self.seconds)
+                case Report():
+                    self._on_report(line)
+
+    def _on_report(self, report: Report) -> None:
+        if report.stage == "slots" and report.done:
+            self._most = WAITING * report.done
+        elif not self._began:
+            self._watch.stages.update(report.stage, report.done, report.total, report.detail)
+
+    def _show(self) -> None:
+        if not self._began:
+            return
+        spent = self.seconds - self._before
+        rate = (self._harvest.tokens - self._at_first) / max(spent, 1e-3)
+        left = self._goal.seconds - self.seconds
+        total = self._goal.tokens or self._harvest.tokens + max(0.0, left) * rate
+        detail = f"tokens, {rate:,.0f} a second"
+        self._watch.stages.update(STAGE, self._harvest.tokens, total, detail)

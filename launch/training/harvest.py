@@ -1,0 +1,226 @@
+"""Which request follows which while data are collected. Pure: no process, no file.
+
+`asks` says what to ask now, `answered` takes an answer. Prompts that came before, that are too near
+to what must stay unseen, or that cannot be used, end their talk and are counted.
+"""
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from launch.training.found import STEPS, Found, digest
+from launch.training.moves import Talk, Wanted
+from launch.training.overlap import Overlap
+from launch.training.sources import Source
+from launch.training.speech import Speech
+from protocol.errors import ConfigError, ProtocolError, UsageError
+from protocol.messages import Sampling
+from protocol.training import Answered, Ask, Kept
+
+HELD_OUT_EVERY: Final = 50  # sequences
+MOST_HELD_OUT: Final = 64
+SOURCE_TASK: Final = "article"  # of texts that others are asked about
+WRITTEN_TOP_P: Final = 0.95  # of a user's turn: what is least likely makes no sentence
+MOST_IN_VAIN: Final = 1000
+REASONS: Final = ("duplicate", "excluded", "unusable", "too long")
+
+
+@dataclass
+class _Going:
+    """A talk on its way."""
+
+    talk: Talk
+    number: int
+    held_out: bool
+    step: int = -1
+    sequences: int = 0  # that are asked
+    prompt: tuple[int, ...] = ()
+    wanted: Wanted | None = None
+
+
+class Harvest:
+    """One collecting, from talk 0 on or behind what was `found`.
+
+    `dropped` are the talks that ended without a use, by reason; those are not begun again.
+    `positions` is what a prompt with its answer may have.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        speech: Speech,
+        overlap: Overlap,
+        *,
+        positions: int,
+        seed: int,
+        found: Found | None = None,
+        dropped: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        self._source, self._speech, self._overlap = source, speech, overlap
+        self._positions, self._seed = positions, seed
+        begun = found or Found()
+        self._prompts, self._unseen = set(begun.prompts), set(begun.unseen)
+        self._kept, self._held = Counter(begun.tasks), Counter(begun.held_out)
+        self.dropped = {reason: list((dropped or {}).get(reason, ())) for reason in REASONS}
+        self._over = begun.talks | {number for each in self.dropped.values() for number in each}
+        self._next = 0
+        self._in_vain = 0  # talks in a row that ended without use
+        self._going: dict[int, _Going] = {}
+        self._ready: deque[Ask] = deque()
+        self._used_up = False
+        self.tokens = begun.tokens  # of answered sequences that are kept
+        self.outstanding = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is asked and nothing is left to ask."""
+        while not self._ready and not self.outstanding and not self._used_up:
+            self._begin()
+        return self._used_up and not self.outstanding and not self._ready
+
+    @property
+    def coming(self) -> int:
+        """Tokens that what is asked now will at least add."""
+        asked = [going for going in self._going.values() if going.wanted and going.wanted.is_kept]
+        return sum(len(going.prompt) for going in asked)
+
+    def asks(self, room: int) -> list[Ask]:
+        """At most `room` requests to send now; talks that go on come before new ones."""
+        while len(self._ready) < room and not self._used_up:
+            self._begin()
+        asks = [self._ready.popleft() for _ in range(min(room, len(self._ready)))]
+        self.outstanding += len(asks)
+        return asks
+
+    def answered(self, message: Answered) -> None:
+        """Take one answer; ProtocolError where nothing like it was asked."""
+        number, step = divmod(message.id, STEPS)
+        going = self._going.get(number)
+        if going is None or going.step != step or going.wanted is None:
+            raise ProtocolError(f"an answer to {message.id}, which was not asked")
+        self.outstanding -= 1
+        if message.finish_reason == "refused":
+            self._refused(going, message.detail)
+            return
+        if going.wanted.is_kept and not self._is_hidden(going):
+            self.tokens += len(going.prompt) + len(message.tokens)
+        self._advance(going, self._speech.text(message.tokens, going.prompt))
+
+    def _refused(self, going: _Going, detail: str) -> None:
+        if self._in_vain >= MOST_IN_VAIN - 1:
+            raise ConfigError(f"{MOST_IN_VAIN} requests in a row were refused, the last: {detail}")
+        self._end(going, "unusable")
+
+    def _begin(self) -> None:
+        number = self._next
+        self._next += 1
+        if number in self._over:
+            return
+        talk = self._source.talk(number)
+        if talk is None:
+            self._used_up = True
+            return
+        going = self._going[number] = _Going(talk, number, self._holds_out(talk.task))
+        self._held[talk.task] += going.held_out
+        self._advance(going, None)
+
+    def _advance(self, going: _Going, told: str | None) -> None:
+        """Queue what the talk wants next, or end it."""
+        greedy = True if going.held_out else self._source.greedy(going.number)
+        wanted = going.talk.next(told, greedy=greedy)
+        if wanted is None:
+            self._end(going, "unusable" if going.talk.spoilt else "")
+            return
+        going.wanted = wanted
+        going.step += 1
+        defect = self._prepare(going, wanted)
+        if defect:
+            self._end(going, defect)
+
+    def _prepare(self, going: _Going, wanted: Wanted) -> str:
+        """Queue the request, or say why it cannot be used."""
+        try:
+            if wanted.opening is None:
+                going.prompt = self._speech.question(wanted.messages)
+            else:
+                going.prompt = self._speech.opened(wanted.messages, wanted.opening)
+        except UsageError:  # the template refuses the conversation, or the text is no Unicode
+            return "unusable"
+        tokens = min(wanted.tokens, self._positions // 4)
+        if not going.prompt or len(going.prompt) + tokens > self._positions:
+            return "too long" if going.prompt else "unusable"
+        if wanted.is_kept:
+            defect = self._seen(going, wanted)
+            if defect:
+                return defect
+            self._note(going)
+        self._ready.append(self._ask(going, wanted, tokens))
+        return ""
+
+    def _seen(self, going: _Going, wanted: Wanted) -> str:
+        repeat = self._source.repeat(going.number)
+        mark = digest(going.prompt, repeat)
+        if mark in self._prompts or (repeat and digest(going.prompt, 0) in self._unseen):
+            return "duplicate"
+        if self._overlap.has(wanted.messages[-1]["content"]):
+            return "excluded"
+        self._prompts.add(mark)
+        return ""
+
+    def _note(self, going: _Going) -> None:
+        """Count the sequence under its task."""
+        if self._is_hidden(going):
+            return
+        going.sequences += 1
+        self._kept[self._task(going)] += 1
+        if going.held_out:
+            self._unseen.add(digest(going.prompt, 0))
+
+    def _ask(self, going: _Going, wanted: Wanted, tokens: int) -> Ask:
+        number = going.number * STEPS + going.step
+        ends = self._speech.answer_ends if wanted.is_kept else self._speech.turn_ends
+        sampling = Sampling(
+            eos_token_ids=ends,
+            temperature=1.0 if wanted.sampled else 0.0,
+            top_p=1.0 if wanted.is_kept else WRITTEN_TOP_P,
+            seed=_seed(self._seed, number),
+        )
+        kept = None
+        if wanted.is_kept and not self._is_hidden(going):
+            kept = Kept(task=self._task(going), held_out=going.held_out)
+        return Ask(id=number, tokens=going.prompt, max_tokens=tokens, sampling=sampling, kept=kept)
+
+    def _end(self, going: _Going, reason: str) -> None:
+        del self._going[going.number]
+        if going.held_out and not going.sequences:
+            self._held[going.talk.task] -= 1
+        self._in_vain = self._in_vain + 1 if reason else 0
+        if reason:
+            self.dropped[reason].append(going.number)
+        if self._in_vain >= MOST_IN_VAIN:
+            raise ConfigError(
+                f"the last {self._in_vain} conversations ended without use, this one as {reason}: "
+                "this target writes no prompts that it can be asked; name some with --prompts"
+            )
+
+    def _holds_out(self, task: str) -> bool:
+        """Whether a new talk is: one of `HELD_OUT_EVERY`, of the tasks with the fewest so far."""
+        held = sum(self._held.values())
+        due = held * HELD_OUT_EVERY <= sum(self._kept.values()) and held < MOST_HELD_OUT
+        tasks = set(self._kept) - {SOURCE_TASK}
+        return due and self._held[task] <= min((self._held[each] for each in tasks), default=0)
+
+    def _is_hidden(self, going: _Going) -> bool:
+        """A text that held-out questions are about is neither trained on nor walked: sampled."""
+        return going.held_out and going.wanted is not None and going.wanted.is_source
+
+    def _task(self, going: _Going) -> str:
+        is_source = going.wanted is not None and going.wanted.is_source
+        return SOURCE_TASK if is_source else going.talk.task
+
+
+def _seed(seed: int, number: int) -> int:
+    text = f"{seed} request {number}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")

@@ -1,0 +1,226 @@
+"""`dflashd train` from its options to a draft's folder: check, collect, train, describe."""
+
+import hashlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from launch.models import LocalModel
+from launch.tokenizer import TextTokenizer, load_text_side
+from launch.training import collecting, plan, teaching
+from launch.training.card import CardFacts, card_text
+from launch.training.facts import mask_id, parse_taps
+from launch.training.found import Found, find
+from launch.training.harvest import Harvest
+from launch.training.history import read_history
+from launch.training.options import Files, TrainOptions, data_plan, read_files, train_plan
+from launch.training.overlap import Overlap
+from launch.training.plan import Composed, Plan
+from launch.training.room import check_disk, check_memory, feature_budget
+from launch.training.sources import FileSource, OwnSource, Source
+from launch.training.speech import Speech
+from launch.training.tasks import TASKS
+from launch.training.watch import Watch
+from protocol.checkpoints.identity import identify
+from protocol.checkpoints.target_config import ModelConfig, read_model_config
+from protocol.config import FrozenConfig
+from protocol.errors import ConfigError, UsageError
+from protocol.memory import available
+from protocol.training import DATA_FOLDER, STEPS_FILE, CollectConfig, TrainConfig, Trained
+
+COLLECT_CONFIG: Final = "work/collect.json"
+TRAIN_CONFIG: Final = "work/train.json"
+CARD: Final = "README.md"
+DRAWING: Final = "matplotlib"
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """What `dflashd train --json` prints."""
+
+    out: str
+    model: str
+    sequences: int
+    tokens: int  # prompts with their answers
+    held_out: int  # sequences
+    dropped: dict[str, int]  # prompts, by reason
+    collecting_seconds: float
+    trained: bool
+    steps: int
+    passes: float
+    training_seconds: float
+    step_of_best: int
+    mean_acceptance_length: float
+    by_task: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """All that is known before anything is started."""
+
+    options: TrainOptions
+    model: LocalModel
+    config: ModelConfig
+    tokenizer: TextTokenizer
+    speech: Speech
+    files: Files
+    plan: Plan
+
+    @property
+    def out(self) -> Path:
+        return self.options.out
+
+
+def make(options: TrainOptions, model: LocalModel, before: Plan | None, watch: Watch) -> Made:
+    """Collect and train in `options.out`, which is opened; returns what came of it.
+
+    `options` are completed. Raises a typed error, or Stopped where a signal came.
+    """
+    job = _prepare(options, model, before)
+    if not job.plan.training_began:
+        _collect(job, watch)
+    found = find(job.out, _source(job).repeat)
+    _check_data(found)
+    trained = None if options.data_only else _train(job, watch)
+    return _described(job, found, trained)
+
+
+def _prepare(options: TrainOptions, model: LocalModel, before: Plan | None) -> _Job:
+    files = read_files(options)
+    config = read_model_config(model.path)
+    tokenizer, template = load_text_side(model.path)
+    taps = parse_taps(options.taps, config.num_layers)
+    identity = identify(model.path)
+    target = hashlib.sha256(f"{identity.config} {identity.tokenizer}".encode()).hexdigest()
+    data = data_plan(options, target, taps, config.max_positions, files)
+    train = train_plan(options, mask_id(model.path, tokenizer, config.vocab_size))
+    began = before is not None and before.training_began
+    if before is not None:
+        plan.check_same(options.out, before, data, train)
+    if began and options.data_only:
+        raise UsageError("--data-only: training has begun there, and its data are complete")
+    if not options.data_only:
+        _check_extra()
+    now = Plan(data=data, train=train, training_began=began)
+    speech = Speech(tokenizer, template)
+    job = _Job(options, model, config, tokenizer, speech, files, now)
+    check_memory(model.path, config, options.layers, available())
+    plan.write_part(options.out, plan.PLAN, now)
+    return job
+
+
+def _check_extra() -> None:
+    if importlib.util.find_spec(DRAWING) is None:
+        raise ConfigError(
+            f"the curve of the training is drawn with {DRAWING}, which is not installed: "
+            "pip install 'dflash-daemons[train]'"
+        )
+
+
+def _source(job: _Job) -> Source:
+    prompts = [prompt for file in job.files.prompts for prompt in file.prompts]
+    seed = job.options.seed
+    return FileSource(prompts, seed) if prompts else OwnSource(TASKS, seed)
+
+
+def _collect(job: _Job, watch: Watch) -> None:
+    """Collect what is missing."""
+    source, options = _source(job), job.options
+    found, composed = find(job.out, source.repeat), plan.read_composed(job.out)
+    texts = [turn for file in job.files.exclude for one in file.prompts for turn in one.turns]
+    harvest = Harvest(
+        source,
+        job.speech,
+        Overlap(texts, job.speech.words),
+        positions=job.plan.data.max_positions,
+        seed=options.seed,
+        found=found,
+        dropped=composed.dropped,
+    )
+    if options.goal.is_reached(found.tokens, composed.seconds) or harvest.is_over:
+        return
+
+    def saved(seconds: float) -> None:
+        record = Composed(dropped=harvest.dropped, seconds=seconds)
+        plan.write_part(job.out, plan.COMPOSED, record)
+
+    tokens = options.goal.tokens
+    data = job.out / DATA_FOLDER
+    budget = feature_budget(options.feature_cache, data, job.config, job.plan.data.taps, tokens)
+    check_disk(data, max(0, tokens - found.tokens), budget)
+    config = CollectConfig(
+        model=str(job.model.path),
+        folder=str(data.absolute()),
+        taps=job.plan.data.taps,
+        dtype=options.dtype,
+        device=options.device,
+        threads=options.threads,
+        max_positions=job.plan.data.max_positions,
+        feature_bytes=budget,
+    )
+    run = collecting.Collecting(harvest, options.goal, watch, saved, before=composed.seconds)
+    run.run(collecting.command(_written(job.out, COLLECT_CONFIG, config)))
+
+
+def _check_data(found: Found) -> None:
+    held = found.held_out.total()
+    if not held or held == found.sequences:
+        raise ConfigError(
+            f"{found.sequences} sequences of data, {held} of them held out: too few to train and "
+            "to validate; say more --hours, --tokens or --prompts"
+        )
+
+
+def _train(job: _Job, watch: Watch) -> Trained:
+    options = job.options
+    begun = msgspec.structs.replace(job.plan, training_began=True)
+    plan.write_part(job.out, plan.PLAN, begun)
+    config = TrainConfig(
+        model=str(job.model.path),
+        folder=str(job.out.absolute()),
+        taps=job.plan.data.taps,
+        mask_token_id=job.plan.train.mask_token_id,
+        layers=options.layers,
+        block_size=options.block_size,
+        steps=options.steps or 0,
+        hours=options.training_hours,
+        seed=options.seed,
+        dtype="float32" if options.dtype == "auto" else options.dtype,
+        device=options.device,
+        threads=options.threads,
+    )
+    line = teaching.command(_written(job.out, TRAIN_CONFIG, config), options.ranks)
+    return teaching.teach(line, options.ranks, watch)
+
+
+def _written(folder: Path, name: str, config: FrozenConfig) -> Path:
+    plan.write_part(folder, name, config)
+    return (folder / name).absolute()
+
+
+def _described(job: _Job, found: Found, trained: Trained | None) -> Made:
+    composed = plan.read_composed(job.out)
+    history = read_history(job.out / STEPS_FILE)
+    best = history.best
+    made = Made(
+        out=str(job.out),
+        model=job.model.name,
+        sequences=found.sequences,
+        tokens=found.tokens,
+        held_out=found.held_out.total(),
+        dropped={reason: len(talks) for reason, talks in composed.dropped.items()},
+        collecting_seconds=round(composed.seconds, 1),
+        trained=trained is not None,
+        steps=trained.steps if trained else 0,
+        passes=trained.passes if trained else 0.0,
+        training_seconds=trained.seconds if trained else 0.0,
+        step_of_best=best.step if best else 0,
+        mean_acceptance_length=best.mean_acceptance_length if best else 0.0,
+        by_task=best.by_task if best else {},
+    )
+    if trained is not None:
+        facts = CardFacts(job.model, job.plan, found, composed, history, trained)
+        plan.write_text(job.out, CARD, card_text(facts))
+    return made

@@ -1,0 +1,199 @@
+"""What a conversation with the target is made of while data are collected. Pure.
+
+A task of the table in `launch.training.tasks` is a line of moves. `Talk` plays them: it says what
+the target is to be asked next, and is told what came of it. Which words stand in the gaps of a
+sentence, and which of several sentences is taken, is decided by the talk's own random numbers, so
+that a talk is a function of the seed, its number, and the target's answers.
+"""
+
+import random
+import re
+import zlib
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from launch.training.words import WORDS
+
+ANSWER_TOKENS: Final = 256
+SHORT_ANSWER: Final = 160
+WRITTEN_TOKENS: Final = 96
+SOURCE_WORDS: Final = 8  # of a text that others are asked about, at least
+GREEDY_SHARE: Final = 0.7  # of the talks
+SMALLEST_PART: Final = 0.2  # of a text's size when compressed; below, it says one thing again
+LEAST_COMPRESSED: Final = 200  # characters from which that says something
+_GAP: Final = re.compile(r"\{(\w+)(?::(\d+)-(\d+))?(#\w+)?\}")
+_SENTENCE: Final = re.compile(r"[.!?][\"')\]]*(?=\s|$)")
+
+
+@dataclass(frozen=True)
+class Write:
+    """The target goes on with the user's turn behind one of `openings`, and so asks itself.
+
+    `first` ends it at the first of these characters, which stays; `least` words are needed.
+    """
+
+    openings: Sequence[str] = ("",)
+    first: str = ""
+    tokens: int = WRITTEN_TOKENS
+    least: int = 2
+
+
+@dataclass(frozen=True)
+class Say:
+    """The user's turn is one of `sentences`, with its gaps filled unless it is `as_is`.
+
+    A gap ``{name}`` holds a word of that list of `launch.training.words`, ``{n:3-40}`` a number
+    from 3 to 40; ``{name#b}`` holds another word of the list. A gap has one filling all through a
+    talk. ``{answer}`` is the last answer, and ``{before}`` the one before it.
+    """
+
+    sentences: Sequence[str]
+    as_is: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The target answers what the user said; prompt and answer are kept.
+
+    `free`: at temperature 1 whatever the talk's own is, for texts that others are asked about.
+    """
+
+    tokens: int = ANSWER_TOKENS
+    free: bool = False
+
+
+@dataclass(frozen=True)
+class Afresh:
+    """What has been said is no longer part of the prompt, but still fills gaps."""
+
+
+Move: TypeAlias = Write | Say | Answer | Afresh
+
+
+@dataclass(frozen=True)
+class Task:
+    """One kind of talk. `weight` is how many of all talks are of it, in parts."""
+
+    name: str
+    weight: int
+    moves: tuple[Move, ...]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the target is to be asked: to answer, or to go on with a user's turn.
+
+    `messages` alternate, user first. With `opening` not None the target writes, behind it, the
+    user's next turn, which is not kept.
+    """
+
+    messages: tuple[Mapping[str, str], ...]
+    tokens: int
+    opening: str | None = None
+    sampled: bool = False  # at temperature 1; else greedily
+    is_source: bool = False  # of a text that others are asked about
+
+    @property
+    def is_kept(self) -> bool:
+        return self.opening is None
+
+
+@dataclass
+class Talk:
+    """One conversation on its way. `next` is told the text of what it last wanted.
+
+    It ends with None; `spoilt` is then whether it ended because a text was of no use.
+    """
+
+    task: str
+    moves: Sequence[Move]
+    chance: random.Random
+    spoilt: bool = False
+    _messages: list[dict[str, str]] = field(default_factory=list)
+    _texts: dict[str, str] = field(default_factory=dict)
+    _chosen: dict[str, str] = field(default_factory=dict)  # what fills a gap, the whole talk long
+    _steps: Generator[Wanted, str, None] | None = None
+
+    def __post_init__(self) -> None:
+        self._is_greedy = self.chance.random() < GREEDY_SHARE
+
+    def next(self, told: str | None, *, greedy: bool | None = None) -> Wanted | None:
+        """What is wanted next; `greedy` decides how all of it is answered, if it is said."""
+        self._is_greedy = self._is_greedy if greedy is None else greedy
+        try:
+            if self._steps is None:
+                self._steps = self._play()
+                return next(self._steps)
+            return self._steps.send(told or "")
+        except StopIteration:
+            return None
+
+    def _play(self) -> Generator[Wanted, str, None]:
+        for move in self.moves:
+            match move:
+                case Say():
+                    sentence = self.chance.choice(move.sentences)
+                    self._say(sentence if move.as_is else self._filled(sentence))
+                case Write():
+                    opening = self._filled(self.chance.choice(move.openings))
+                    told = yield Wanted(tuple(self._messages), move.tokens, opening, sampled=True)
+                    text = tidy(opening, told, move.first)
+                    if self._is_useless(text if told.strip() else "", move.least):
+                        return
+                    self._say(text)
+                case Answer():
+                    sampled = move.free or not self._is_greedy
+                    text = yield Wanted(
+                        tuple(self._messages), move.tokens, sampled=sampled, is_source=move.free
+                    )
+                    if move.free and self._is_useless(text, SOURCE_WORDS):
+                        return
+                    self._messages.append({"role": "assistant", "content": text})
+                    self._texts["before"] = self._texts.get("answer", "")
+                    self._texts["answer"] = whole_sentences(text)
+                case Afresh():
+                    self._messages.clear()
+
+    def _is_useless(self, text: str, least: int) -> bool:
+        self.spoilt = len(text.split()) < least or is_monotonous(text)
+        return self.spoilt
+
+    def _say(self, text: str) -> None:
+        self._messages.append({"role": "user", "content": text})
+
+    def _filled(self, sentence: str) -> str:
+        def fill(match: re.Match[str]) -> str:
+            name, low, high, _ = match.groups()
+            if name in self._texts:
+                return self._texts[name]
+            if match[0] not in self._chosen:
+                self._chosen[match[0]] = self._drawn(name, low, high)
+            return self._chosen[match[0]]
+
+        return _GAP.sub(fill, sentence)
+
+    def _drawn(self, name: str, low: str | None, high: str | None) -> str:
+        if low is not None and high is not None:
+            return str(self.chance.randint(int(low), int(high)))
+        words = [word for word in WORDS[name] if word not in self._chosen.values()]
+        return self.chance.choice(words or WORDS[name])
+
+
+def tidy(opening: str, text: str, first: str) -> str:
+    """The self-written turn, up to and with the first character of `first` behind its opening."""
+    ends = [at for character in first if (at := text.find(character)) > 0]
+    text = text[: min(ends) + 1] if ends else text
+    return (opening + (text.lstrip(" ") if opening.endswith(" ") else text)).strip()
+
+
+def whole_sentences(text: str) -> str:
+    """`text` without a last sentence that was cut off, where it has others."""
+    ends = [match.end() for match in _SENTENCE.finditer(text)]
+    return text[: ends[-1]].strip() if ends and ends[-1] * 2 > len(text) else text.strip()
+
+
+def is_monotonous(text: str) -> bool:
+    """Whether it says the same again and again, by how far it can be compressed."""
+    raw = text.encode()
+    return len(raw) >= LEAST_COMPRESSED and len(zlib.compress(raw)) < SMALLEST_PART * len(raw)

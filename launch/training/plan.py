@@ -1,0 +1,168 @@
+"""What a folder that is being made was begun with, so that `--resume` goes on with the same."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from launch.store import make_folder, storage_error
+from launch.whole_file import write_whole
+from protocol.config import DType, FrozenConfig, read_config
+from protocol.errors import ConfigError, TemporaryFailure, UsageError
+from protocol.file_locks import taken
+from protocol.training import DATA_FOLDER
+
+WORK: Final = "work"
+PLAN: Final = "work/plan.json"
+COMPOSED: Final = "work/composed.json"
+LOCK: Final = "work/.lock"
+
+
+class DataPlan(FrozenConfig, frozen=True, kw_only=True):
+    """What data are made of: fixed once the first of them lie there."""
+
+    model: str  # as it was named
+    target: str  # digests of its config and tokenizer
+    taps: tuple[int, ...]
+    seed: int
+    max_positions: int
+    dtype: DType
+    prompts: tuple[str, ...] = ()  # digests of the files
+    prompt_files: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    exclude_files: tuple[str, ...] = ()
+
+
+class TrainPlan(FrozenConfig, frozen=True, kw_only=True):
+    """What training is told: fixed once it has begun, but for `hours` and `steps`."""
+
+    layers: int
+    block_size: int
+    mask_token_id: int
+    hours: float = 0.0
+    steps: int = 0
+    tokens: int = 0  # of data; 0: as many as the time for collecting allows
+
+
+class Plan(FrozenConfig, frozen=True, kw_only=True):
+    """The file `PLAN`."""
+
+    data: DataPlan
+    train: TrainPlan
+    training_began: bool = False
+
+
+class Composed(FrozenConfig, frozen=True, kw_only=True):
+    """The file `COMPOSED`: what the shards do not say about how they came about."""
+
+    dropped: dict[str, list[int]] = {}  # noqa: RUF012 - a field of a struct: copied for each
+    seconds: float = 0.0  # of collecting
+
+
+# Field -> the option that sets it, for sentences.
+_OPTIONS: Final[Mapping[str, str]] = {
+    "target": "--model",
+    "taps": "--taps",
+    "seed": "--seed",
+    "max_positions": "the longest sequence",
+    "dtype": "--dtype",
+    "prompts": "--prompts",
+    "exclude": "--exclude",
+    "layers": "--layers",
+    "block_size": "--block-size",
+    "mask_token_id": "the mask id",
+    "tokens": "--tokens",
+}
+
+
+def differing(before: FrozenConfig, now: FrozenConfig) -> list[str]:
+    """The options in which the two differ, with both values."""
+    found = []
+    for name, option in _OPTIONS.items():
+        old, new = getattr(before, name, None), getattr(now, name, None)
+        if old != new:
+            found.append(f"{option} ({_shown(old)}, now {_shown(new)})")
+    return found
+
+
+def check_same(folder: Path, plan: Plan, data: DataPlan, train: TrainPlan) -> None:
+    """Raise UsageError where what was begun in `folder` cannot go on with these."""
+    wrong = differing(plan.data, data) if has_data(folder) else []
+    wrong += differing(plan.train, train) if plan.training_began else []
+    if wrong:
+        raise UsageError(
+            f"--resume goes on with the settings that it was begun with; other are: "
+            f"{', '.join(wrong)}"
+        )
+
+
+def read_plan(folder: Path) -> Plan | None:
+    """The plan of a folder; None where there is none."""
+    return read_config(Plan, folder / PLAN) if (folder / PLAN).exists() else None
+
+
+def read_composed(folder: Path) -> Composed:
+    """How its data came about so far."""
+    path = folder / COMPOSED
+    return read_config(Composed, path) if path.exists() else Composed()
+
+
+def write_part(folder: Path, name: str, part: FrozenConfig) -> None:
+    """Put a plan or record into place, whole."""
+    _write(folder, name, msgspec.json.encode(part))
+
+
+def write_text(folder: Path, name: str, text: str) -> None:
+    """Put a text into place, whole."""
+    _write(folder, name, text.encode())
+
+
+def _write(folder: Path, name: str, data: bytes) -> None:
+    try:
+        write_whole(folder / name, data, mode=0o644, replace=True)
+    except OSError as error:
+        raise storage_error(folder / name, error) from error
+
+
+@contextmanager
+def opened(folder: Path, *, resume: bool) -> Iterator[Plan | None]:
+    """Make the folder or open one that was begun, for this process alone.
+
+    Raises UsageError where it holds something else, or was begun and `resume` is not said.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out {folder} is a file; a folder is expected")
+    begun = read_plan(folder)
+    if begun is None and folder.is_dir() and _holds_others(folder):
+        raise UsageError(f"--out {folder} is not empty, and was not begun by `dflashd train`")
+    if begun is not None and not resume and not has_data(folder):
+        begun = None  # it was refused before it came to anything
+    if begun is not None and not resume:
+        raise UsageError(f"--out {folder} was begun before; --resume goes on there")
+    if begun is None and resume:
+        raise UsageError(f"--resume: nothing was begun in {folder}")
+    make_folder(folder / DATA_FOLDER)
+    with taken(folder / LOCK, create=True) as ours:
+        if not ours:
+            raise TemporaryFailure(f"another `dflashd train` works in {folder}")
+        yield begun
+
+
+def has_data(folder: Path) -> bool:
+    """Whether any data lie there."""
+    return any((folder / DATA_FOLDER).glob("*.safetensors"))
+
+
+def _holds_others(folder: Path) -> bool:
+    try:
+        return any(path.name != WORK for path in folder.iterdir())
+    except OSError as error:
+        raise ConfigError(f"cannot read {folder}: {error.strerror}") from error
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(str(one)[:12] for one in value) or "none"
+    return str(value)[:24]

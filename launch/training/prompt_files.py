@@ -1,0 +1,89 @@
+"""Prompts from files: a JSON object a line, or plain text with a prompt a line."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from protocol.errors import UsageError
+
+MAX_FILE_BYTES: Final = 1 << 30
+MAX_TURNS: Final = 6
+UNNAMED: Final = "prompts"  # the task of a prompt that names none
+MAX_TASK_CHARS: Final = 64
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user says, turn by turn; what the target answers comes between."""
+
+    turns: tuple[str, ...]
+    task: str = UNNAMED
+
+
+class PromptFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompts of one file, and the sha256 of its bytes."""
+
+    prompts: tuple[Prompt, ...]
+    digest: str
+
+
+def read_prompts(path: Path) -> PromptFile:
+    """Read ``turns``, ``messages`` or ``prompt`` (and ``task``) of JSON lines, or plain lines.
+
+    Raises UsageError with file and line where something cannot be used.
+    """
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise UsageError(f"{path} has more than {MAX_FILE_BYTES} bytes")
+        raw = path.read_bytes()
+        lines = raw.decode().splitlines()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text, at byte {error.start}") from error
+    prompts = tuple(_prompts(path, lines))
+    if not prompts:
+        raise UsageError(f"{path} holds no prompt")
+    return PromptFile(prompts=prompts, digest=hashlib.sha256(raw).hexdigest())
+
+
+def _prompts(path: Path, lines: Sequence[str]) -> Iterator[Prompt]:
+    is_json = next((line for line in lines if line.strip()), "").lstrip().startswith("{")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if is_json:
+            yield _prompt(f"{path}, line {number}", line)
+        else:
+            yield Prompt(turns=(line.strip(),))
+
+
+def _prompt(where: str, line: str) -> Prompt:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: no JSON: {str(error)[:200]}") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{where}: a JSON object is expected")
+    turns = _turns(value)
+    if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        raise UsageError(
+            f"{where}: `turns` (texts of the user), `messages` or `prompt` with text is expected"
+        )
+    task = value.get("task", UNNAMED)
+    if not isinstance(task, str) or not 0 < len(task) <= MAX_TASK_CHARS:
+        raise UsageError(f"{where}: `task` must be a text of at most {MAX_TASK_CHARS} characters")
+    return Prompt(turns=tuple(turns[:MAX_TURNS]), task=task)
+
+
+def _turns(value: dict[str, Any]) -> list[Any]:
+    """What the user says, under whichever of the names it stands."""
+    if isinstance(value.get("turns"), list):
+        return list(value["turns"])
+    if isinstance(value.get("messages"), list):
+        said = [one for one in value["messages"] if isinstance(one, dict)]
+        return [one.get("content") for one in said if one.get("role") == "user"]
+    return [value["prompt"]] if "prompt" in value else []

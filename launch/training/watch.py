@@ -1,0 +1,31 @@
+"""What both stages look at beside their child: signals, the display, and the deadlines."""
+
+import signal
+from dataclasses import dataclass, field
+
+from launch.interrupts import Interrupts
+from launch.training.bars import Stages
+from protocol.config import Deadlines
+
+
+class Stopped(Exception):
+    """No error: a signal came. What is on the disk is whole."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.number = number
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Of one command."""
+
+    interrupts: Interrupts
+    stages: Stages
+    deadlines: Deadlines = field(default_factory=Deadlines)
+
+    def check(self) -> None:
+        """Raise Stopped when a signal came."""
+        if self.interrupts.number is not None:
+            raise Stopped(self.interrupts.number)
+        self.interrupts.on_ready()

@@ -1,0 +1,366 @@
+"""`dflashd train` around its two children: what is asked of them, and what becomes of their faults.
+
+The children are scripts that answer at once; the real ones are run by the last test.
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.command import InProcess
+from support.tiny_text import edit_json, write_speaking_pair
+from support.train_child import COMMAND, SEQUENCES
+
+from launch.commands import training
+from launch.training import collecting, teaching
+from launch.training.found import STEPS, find
+from launch.training.plan import COMPOSED, LOCK, PLAN
+from launch.training.watch import Watch
+from protocol.config import Deadlines
+from protocol.file_locks import taken
+from protocol.training import DATA_FOLDER, CollectConfig, TrainConfig
+
+pytestmark = pytest.mark.process
+ENOUGH = ("--tokens", "2000", "--steps", "2", "--feature-cache", "0")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    target, _ = write_speaking_pair(folder)
+    (target / "README.md").write_text("---\nlicense: cc-by-4.0\n---\n# A tiny one\n")
+    return target
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "draft"
+
+
+@pytest.fixture
+def dflashd(capsys, monkeypatch):
+    """Runs the verb in this process; its children behave as `manner` and `taught` say."""
+    run = InProcess(capsys, monkeypatch)
+
+    def call(*arguments, manner="well", taught="well"):
+        def child(how):
+            return lambda config, *_: (*COMMAND, how, str(config))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(collecting, "command", child(manner))
+            patched.setattr(teaching, "command", child(taught))
+            return run("train", *map(str, arguments))
+
+    return call
+
+
+def the_data(out):
+    return find(out, lambda _: 0)
+
+
+def test_a_draft_is_made_and_described(dflashd, target, out):
+    done = dflashd("--model", target, "--out", out, *ENOUGH, "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    found = the_data(out)
+    assert told["tokens"] == found.tokens >= 2000
+    assert told["sequences"] == found.sequences
+    assert told["held_out"] == found.held_out.total() > 0
+    assert told["mean_acceptance_length"] == 1.5
+    assert told["step_of_best"] == told["steps"] == 2
+    collect = msgspec.json.decode((out / "work/collect.json").read_bytes(), type=CollectConfig)
+    train = msgspec.json.decode((out / "work/train.json").read_bytes(), type=TrainConfig)
+    assert collect.taps == train.taps == (1,)
+    assert (collect.max_positions, train.steps, train.hours) == (1024, 2, 0.0)
+    assert train.mask_token_id == 0
+    card = (out / "README.md").read_text()
+    for fact in (f"{found.tokens:,} tokens", "cc-by-4.0", "**1.500**", "loss 1.250", "curve.png"):
+        assert fact in card, fact
+    assert "collect: " in done.err
+
+
+def test_data_alone_can_be_collected_and_trained_on_later(dflashd, target, out):
+    first = dflashd("--model", target, "--out", out, *ENOUGH[:2], "--data-only", "--quiet")
+    assert (first.code, first.err) == (0, "")
+    assert not (out / "README.md").exists()
+    there = the_data(out).tokens
+    again = dflashd("--out", out, "--resume", "--data-only", "--tokens", there + 500)
+    assert again.code == 0, again.err
+    more = the_data(out)
+    assert more.tokens >= there + 500
+    assert dflashd("--out", out, "--resume", "--steps", "2").code == 0
+    assert the_data(out).tokens == more.tokens
+    assert "1.500" in (out / "README.md").read_text()
+
+
+def test_a_killed_collecting_says_why_and_goes_on_without_asking_again(dflashd, target, out):
+    failed = dflashd("--model", target, "--out", out, *ENOUGH, manner="die")
+    assert failed.code == 70
+    assert "SIGKILL: about to die" in failed.err
+    before = the_data(out)
+    assert before.sequences == SEQUENCES
+    done = dflashd("--out", out, "--resume")
+    assert done.code == 0, done.err
+    found = the_data(out)
+    assert found.tokens >= 2000
+    # Every talk was begun once: no id is there twice.
+    assert before.talks < found.talks
+    assert len(found.prompts) == found.sequences
+
+
+def test_ctrl_c_ends_the_children_and_says_how_to_go_on(dflashd, target, out):
+    stopped = dflashd("--model", target, "--out", out, *ENOUGH, manner="interrupt")
+    assert stopped.code == 130
+    assert f"`dflashd train --out {out} --resume` goes on" in stopped.err
+    assert the_data(out).sequences == SEQUENCES
+    stopped = dflashd("--out", out, "--resume", taught="interrupt")
+    assert stopped.code == 130
+    data = the_data(out).sequences
+    done = dflashd("--out", out, "--resume")
+    assert done.code == 0, done.err
+    assert the_data(out).sequences == data
+
+
+@pytest.mark.parametrize(
+    ("manner", "code", "sentence"),
+    [
+        ("problem", 75, "12 MB are needed, 3 MB are there"),
+        ("nonsense", 70, "said what is no message"),
+        ("leave", 70, "ended before there was enough"),
+        ("refuse", 78, "were refused, the last: no room"),
+    ],
+)
+def test_what_goes_wrong_in_the_collecting_child_is_one_sentence(
+    dflashd, target, out, manner, code, sentence
+):
+    failed = dflashd("--model", target, "--out", out, *ENOUGH, "--quiet", manner=manner)
+    assert failed.code == code, failed.err
+    assert sentence in failed.err
+    assert failed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("manner", "code", "sentence"),
+    [
+        ("die", 70, "the training process was ended by SIGKILL: about to die"),
+        ("problem", 75, "12 MB are needed"),
+        ("leave", 70, "without a word about its result"),
+    ],
+)
+def test_what_goes_wrong_in_the_training_child_is_one_sentence(
+    dflashd, target, out, manner, code, sentence
+):
+    failed = dflashd("--model", target, "--out", out, *ENOUGH, "--quiet", taught=manner)
+    assert (failed.code, failed.err.count("\n")) == (code, 1)
+    assert sentence in failed.err
+
+
+def test_a_child_that_says_nothing_for_long_is_ended(dflashd, target, out, monkeypatch):
+    short = msgspec.structs.replace(Deadlines(), training_silence=1.0)
+    monkeypatch.setattr(training, "Watch", lambda *those: Watch(*those, short))
+    failed = dflashd("--model", target, "--out", out, *ENOUGH, "--quiet", manner="silence")
+    assert failed.code == 75
+    assert "said nothing for 1 s" in failed.err
+
+
+def test_what_libraries_print_is_no_message(dflashd, target, out):
+    assert dflashd("--model", target, "--out", out, *ENOUGH, manner="print").code == 0
+
+
+@pytest.fixture(scope="module")
+def first_begun(tmp_path_factory):
+    return tmp_path_factory.mktemp("begun") / "draft"
+
+
+@pytest.fixture
+def begun(dflashd, target, out, first_begun):
+    """A copy of a folder that was made once."""
+    if not first_begun.exists():
+        done = dflashd("--model", target, "--out", first_begun, *ENOUGH)
+        assert done.code == 0, done.err
+    shutil.copytree(first_begun, out)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "named"),
+    [
+        ("--seed", "3", "--seed (0, now 3)"),
+        ("--taps", "0,2", "--taps (1, now 0,2)"),
+        ("--layers", "2", "--layers (3, now 2)"),
+        ("--block-size", "4", "--block-size (8, now 4)"),
+        ("--dtype", "float32", "--dtype (auto, now float32)"),
+        ("--tokens", "4000", "--tokens (2000, now 4000)"),
+    ],
+)
+def test_resume_with_another_setting_names_it_with_both_values(
+    dflashd, begun, option, value, named
+):
+    refused = dflashd("--out", begun, "--resume", option, value)
+    assert refused.code == 2
+    assert named in refused.err
+
+
+def test_resume_with_another_target_or_other_prompts_is_refused(
+    dflashd, begun, tmp_path_factory, tmp_path
+):
+    other, _ = write_speaking_pair(tmp_path_factory.mktemp("other"))
+    edit_json(other / "config.json", rms_norm_eps=1e-3)
+    refused = dflashd("--out", begun, "--resume", "--model", other)
+    assert (refused.code, "--model (" in refused.err) == (2, True)
+    file = tmp_path / "p.txt"
+    file.write_text("What?\n")
+    refused = dflashd("--out", begun, "--resume", "--prompts", file)
+    assert (refused.code, "--prompts (none, now " in refused.err) == (2, True)
+
+
+def test_no_data_are_added_once_training_has_begun(dflashd, begun):
+    before = the_data(begun).tokens
+    refused = dflashd("--out", begun, "--resume", "--data-only", "--tokens", "9999")
+    assert refused.code == 2
+    assert dflashd("--out", begun, "--resume").code == 0
+    assert the_data(begun).tokens == before
+
+
+def test_a_folder_in_use_is_left_alone(dflashd, begun):
+    with taken(begun / LOCK) as ours:
+        assert ours
+        refused = dflashd("--out", begun, "--resume")
+    assert (refused.code, "another `dflashd train` works in" in refused.err) == (75, True)
+
+
+def test_prompts_of_files_are_asked_as_they_are_and_excluded_ones_not(
+    dflashd, target, out, tmp_path
+):
+    prompts = [{"prompt": f"Say number {number} aloud", "task": "say"} for number in range(30)]
+    prompts += [{"turns": ["This one is a secret of mine"]}]
+    file, secret = tmp_path / "p.jsonl", tmp_path / "s.txt"
+    file.write_text("\n".join(map(json.dumps, prompts)))
+    secret.write_text("is a secret of\n")
+    done = dflashd(
+        *("--model", target, "--out", out, "--prompts", file, "--exclude", secret),
+        *("--tokens", "1000000", "--steps", "2", "--json"),
+    )
+    assert done.code == 0, done.err
+    told, found = json.loads(done.out), the_data(out)
+    assert set(found.tasks) == {"say"}
+    assert told["dropped"]["excluded"] == 4  # one for each time over the prompts
+    assert found.sampled / found.sequences > 0.7
+    card = (out / "README.md").read_text()
+    assert "the files p.jsonl" in card
+    assert "with one of s.txt" in card
+    assert dflashd("--out", out, "--resume").code == 0  # used up: nothing is asked
+
+
+def test_too_little_data_are_named(dflashd, target, out, tmp_path):
+    file = tmp_path / "p.txt"
+    file.write_text("Only this one\n")
+    failed = dflashd("--model", target, "--out", out, "--prompts", file, "--steps", "1")
+    assert failed.code == 78
+    assert "1 sequences of data, 1 of them held out" in failed.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("--hours", "1", "--steps", "2"), 2, "exclude each other"),
+        (("--data-only", "--steps", "2"), 2, "--data-only trains no steps"),
+        (("--resume",), 2, "nothing was begun"),
+        (("--taps", "1,x"), 2, "auto, or numbers of layers"),
+        (("--taps", "2,1"), 2, "ascending numbers below 4"),
+        (("--taps", "1,4"), 2, "ascending numbers below 4"),
+        (("--prompts", "/nowhere/p"), 2, "cannot read /nowhere/p"),
+        (("--exclude", "/nowhere/p"), 2, "cannot read /nowhere/p"),
+        (("--feature-cache", "4 sheep"), 2, "is no size"),
+        (("--feature-cache", "900000TB"), 75, "MB are needed: 0.0 MB for"),
+        (("--tokens", "1000000000", "--feature-cache", "90000TB"), 75, "for 1,000,000,000 tokens"),
+        (("--device", "gpu"), 2, "is none of cpu"),
+        (("--ranks", "0"), 2, "--ranks"),
+        (("--steps", "0"), 2, "--steps"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_started(
+    dflashd, target, out, arguments, code, sentence
+):
+    refused = dflashd("--model", target, "--out", out, *arguments)
+    assert refused.code == code, refused.err
+    assert sentence in refused.err
+    assert not list((out / DATA_FOLDER).glob("*")) if out.exists() else True
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(dflashd, target, out):
+    out.mkdir()
+    (out / "thesis.txt").write_text("mine")
+    refused = dflashd("--model", target, "--out", out)
+    assert (refused.code, "is not empty" in refused.err) == (2, True)
+    assert os.listdir(out) == ["thesis.txt"]
+    refused = dflashd("--model", target, "--out", out / "thesis.txt")
+    assert (refused.code, "is a file" in refused.err) == (2, True)
+
+
+def test_what_was_begun_needs_resume(dflashd, begun):
+    refused = dflashd("--out", begun)
+    assert (refused.code, "--resume goes on" in refused.err) == (2, True)
+
+
+def test_a_target_without_a_tokenizer_is_refused(dflashd, out, tmp_path):
+    target, _ = write_speaking_pair(tmp_path / "pair")
+    (target / "tokenizer.json").unlink()
+    refused = dflashd("--model", target, "--out", out)
+    assert (refused.code, "holds no tokenizer.json" in refused.err) == (78, True)
+
+
+def test_too_little_memory_is_refused_with_the_numbers(dflashd, target, out, monkeypatch):
+    from launch.training import making
+    from protocol.memory import Available
+
+    monkeypatch.setattr(making, "available", lambda: Available(5_000_000, "a test"))
+    refused = dflashd("--model", target, "--out", out)
+    assert refused.code == 75
+    assert "and 5.0 MB are available (a test)" in refused.err
+
+
+def test_without_the_extra_nothing_is_begun(dflashd, target, out, monkeypatch):
+    from launch.training import making
+
+    monkeypatch.setattr(making, "DRAWING", "no_such_library")
+    refused = dflashd("--model", target, "--out", out)
+    assert (refused.code, "dflash-daemons[train]" in refused.err) == (78, True)
+    assert not list((out / DATA_FOLDER).iterdir())
+    assert dflashd("--model", target, "--out", out, *ENOUGH[:2], "--data-only").code == 0
+
+
+def test_training_can_go_on_for_longer_than_it_was_begun(dflashd, begun):
+    assert dflashd("--out", begun, "--resume", "--steps", "9").code == 0
+    told = msgspec.json.decode((begun / "work/train.json").read_bytes(), type=TrainConfig)
+    assert told.steps == 9
+
+
+def test_damaged_plans_and_records_are_named(dflashd, begun):
+    for name in (COMPOSED, PLAN):
+        kept = (begun / name).read_bytes()
+        (begun / name).write_bytes(b"{")
+        refused = dflashd("--out", begun, "--resume")
+        assert (refused.code, name in refused.err) == (78, True), name
+        (begun / name).write_bytes(kept)
+
+
+def test_ranks_are_started_by_pytorchs_launcher_each_isolated(tmp_path):
+    config = tmp_path / "c.json"
+    line = teaching.command(config, 3)
+    assert line[:4] == (sys.executable, "-I", "-m", "torch.distributed.run")
+    assert "--nproc-per-node=3" in line
+    assert line[-5:] == ("--no-python", *teaching.command(config, 1))[-5:]
+    assert teaching.command(config, 1)[1:3] == ("-I", "-m")
+    assert teaching.environment(1) == {}
+    assert teaching.environment(3) == {"DFLASHD_PARENT": ""}
+
+
+def test_ids_of_requests_say_their_talk(dflashd, begun):
+    found = the_data(begun)
+    assert max(found.talks) * STEPS < 1 << 40
+    assert Path(begun / PLAN).stat().st_size < 4096
