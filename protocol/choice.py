@@ -40,22 +40,27 @@ def choose(logits: Tensor, position: int, sampling: Sampling, history: Tensor) -
     int64; ties go to the lowest id. Raises NotFinite for a row that holds NaN or plus infinity, and
     UsageError for one in which every id is banned.
     """
+    if is_plain(sampling):
+        chosen = best_ids(logits)
+        best = logits.gather(-1, chosen[:, None]).flatten()
+        _check(best.detach().to("cpu", torch.float32).numpy(), position)
+        return chosen
     if not _adjusts(sampling):
-        if sampling.temperature < COLDEST:
-            chosen = best_ids(logits)
-            best = logits.gather(-1, chosen[:, None]).flatten()
-            _check(best.detach().to("cpu", torch.float32).numpy(), position)
-            return chosen
         rows = logits.detach().to("cpu", torch.float32).numpy()
         return torch.from_numpy(_sample(rows, position, sampling)).to(logits.device)
     rows = logits.detach().to("cpu", torch.float32, copy=True).numpy()
-    if _penalises(sampling):
+    if penalises(sampling):
         ids = _one_by_one(rows, position, sampling, history)
     else:
         for index, row in enumerate(rows):
             _bias(row, position + index, sampling)
         ids = _sample(rows, position, sampling)
     return torch.from_numpy(ids).to(logits.device)
+
+
+def is_plain(sampling: Sampling) -> bool:
+    """Whether the largest logit is chosen as it stands, wherever the row is."""
+    return sampling.temperature < COLDEST and not _adjusts(sampling)
 
 
 def best_ids(logits: Tensor) -> Tensor:
@@ -88,10 +93,11 @@ def _check(best: Row, position: int) -> None:
 
 def _adjusts(sampling: Sampling) -> bool:
     banned = sampling.ignore_eos or sampling.min_tokens > 0
-    return bool(sampling.logit_bias) or banned or _penalises(sampling)
+    return bool(sampling.logit_bias) or banned or penalises(sampling)
 
 
-def _penalises(sampling: Sampling) -> bool:
+def penalises(sampling: Sampling) -> bool:
+    """Whether a choice depends on the history."""
     neutral = (1.0, 0.0, 0.0)
     return neutral != (
         sampling.repetition_penalty,

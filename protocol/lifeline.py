@@ -23,20 +23,59 @@ PARENT_VARIABLE: Final = "DFLASHD_PARENT"  # the parent's pid, for the check aft
 _PR_SET_PDEATHSIG: Final = 1
 
 
-class Lifeline(EndingSignals):
+class ParentDeath(EndingSignals):
+    """The first cord alone, for a process that is spoken to on its standard input."""
+
+    CAUGHT: ClassVar[tuple[signal.Signals, ...]] = (*ENDING, signal.SIGCONT)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parent = os.getppid()
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        _ask_for_parent_death_signal(signal.SIGCONT)
+        if _is_adopted(os.environ):
+            self._reason = "the parent ended before this process was ready"
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _ask_for_parent_death_signal(0)
+        super().__exit__(kind, error, traceback)
+
+    def ended(self) -> bool:
+        """Look, without waiting, whether a signal came or the parent is gone."""
+        if not super().ended() and self.parent_is_gone():
+            self._reason = "the parent is gone"
+        return bool(self._reason)
+
+    def parent_is_gone(self) -> bool:
+        """Whether another process has become the parent, whatever else has been told."""
+        return os.getppid() != self._parent
+
+    def _record(self, number: signal.Signals) -> None:
+        if number != signal.SIGCONT:
+            super()._record(number)
+        elif os.getppid() != self._parent:
+            self._reason = "the parent has died"
+
+
+class Lifeline(ParentDeath):
     """Armed inside a ``with`` in the main thread; `fds` belong into the poll loop.
 
     `stdin` is the read end of the pipe whose write end the parent holds. `grace` is how many
     seconds the process may go on without its parent; then `last_act` is called, and it is killed.
     """
 
-    CAUGHT: ClassVar[tuple[signal.Signals, ...]] = (*ENDING, signal.SIGCONT)
-
     def __init__(
         self, *, grace: float, last_act: Callable[[], None] | None = None, stdin: int = 0
     ) -> None:
         super().__init__()
-        self._parent = os.getppid()
         self._grace = grace
         self._last_act = last_act
         self._stdin = stdin
@@ -44,9 +83,6 @@ class Lifeline(EndingSignals):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        _ask_for_parent_death_signal(signal.SIGCONT)
-        if _is_adopted(os.environ):
-            self._reason = "the parent ended before this process was ready"
         self._guard = _Guard(self._stdin, self._grace, self._last_act)
         self._guard.start()
         return self
@@ -59,25 +95,12 @@ class Lifeline(EndingSignals):
     ) -> None:
         if self._guard is not None:
             self._guard.stop()
-        _ask_for_parent_death_signal(0)
         super().__exit__(kind, error, traceback)
 
     @property
     def fds(self) -> tuple[int, ...]:
         """What to wait for beside the work; `ended` reads them."""
         return (*super().fds, self._stdin)
-
-    def ended(self) -> bool:
-        """Look, without waiting, whether a signal came or the parent is gone."""
-        if not super().ended() and self.parent_is_gone():
-            self._reason = "the parent is gone"
-        return bool(self._reason)
-
-    def _record(self, number: signal.Signals) -> None:
-        if number != signal.SIGCONT:
-            super()._record(number)
-        elif os.getppid() != self._parent:
-            self._reason = "the parent has died"
 
     def parent_is_gone(self) -> bool:
         """Whether the pipe has ended, whatever else has been told."""

@@ -81,7 +81,10 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    """collecting -> launch: what followed, without what ended it."""
+    """collecting -> launch: what followed, without what ended it.
+
+    A refused one was never begun, or no token followed: `detail` says why, and nothing is kept.
+    """
 
     id: Count
     tokens: Ids

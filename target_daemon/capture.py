@@ -83,6 +83,13 @@ def publish(ring: RingView | None, slot: int, start: int, stop: int) -> None:
         ring.publish(slot, start, stop)
 
 
+def check_taps(taps: tuple[int, ...], num_layers: int) -> None:
+    """Raise ConfigError where a tap is no layer of the model or stands twice."""
+    wrong = [tap for tap in taps if not 0 <= tap < num_layers]
+    if wrong or len(set(taps)) != len(taps):
+        raise ConfigError(f"taps {list(taps)}: distinct layers in 0..{num_layers - 1} are needed")
+
+
 def open_capture(
     host: FeatureHost,
     *,
@@ -98,9 +105,7 @@ def open_capture(
 
     Raises ConfigError where a tap is no layer of the model or stands twice.
     """
-    wrong = [tap for tap in taps if not 0 <= tap < num_layers]
-    if wrong or len(set(taps)) != len(taps):
-        raise ConfigError(f"taps {list(taps)}: distinct layers in 0..{num_layers - 1} are needed")
+    check_taps(taps, num_layers)
     shape = plan(
         slots=slots,
         window=window,

@@ -140,6 +140,25 @@ def read_shard(folder: Path, number: int, vocab: int = ANY_VOCAB) -> Shard:
     return shard
 
 
+def count_tokens(folder: Path, number: int) -> int:
+    """Tokens of a shard, by its header alone."""
+    file = folder / SHARD.format(number)
+    with _opened(file) as handle:
+        if "tokens" not in handle.keys():  # noqa: SIM118 - a handle is no mapping
+            raise CheckpointError(f"{file}: no tensor `tokens`")
+        return int(np.prod(handle.get_slice("tokens").get_shape()))
+
+
+def clear_remains(folder: Path) -> None:
+    """Remove what a process that was killed left behind: half a file, features without a shard."""
+    numbers = shard_numbers(folder)
+    for name in os.listdir(folder) if folder.is_dir() else ():
+        half = re.fullmatch(r"\.(shard|features)-\d+\.safetensors\.\d+", name)
+        lone = re.fullmatch(r"features-(\d+)\.safetensors", name)
+        if half or (lone and int(lone[1]) not in numbers):
+            (folder / name).unlink(missing_ok=True)
+
+
 def map_features(folder: Path, number: int, shard: Shard, taps: Sequence[int]) -> Array | None:
     """Features [n, taps * hidden] of `shard` as bits of bfloat16, mapped; None without a file.
 

@@ -36,7 +36,7 @@ class KeyValues:
         self._layers, self._heads, self._dim = layers, kv_heads, head_dim
         shape = (slots, layers, 2, kv_heads, self.capacity, head_dim)
         made = _lazy_zeros(shape, dtype) if device == HOST else _zeros(shape, dtype, device)
-        self._slots = made.unbind(0)
+        self._whole, self._slots = made, made.unbind(0)
 
     def writers(self, slot: int, base: int, rows: int) -> Sequence[Tensor]:
         """Rows ``base ..`` of every layer: keys and values [2, kv_heads, rows, head_dim]."""
@@ -46,6 +46,21 @@ class KeyValues:
         """Rows below `length`, [1, kv_heads, length, head_dim]: keys of layer 0, its values, ..."""
         rows = self._slots[slot].narrow(3, 0, length)
         return rows.view(2 * self._layers, 1, self._heads, length, self._dim).unbind(0)
+
+    def abreast(self, slots: int, length: int) -> Sequence[Tensor]:
+        """The same of the first `slots` slots at once, [slots, kv_heads, length, head_dim]."""
+        return self._whole[:slots, :, :, :, :length].flatten(1, 2).unbind(1)
+
+    def put(self, layer: int, slots: Tensor, positions: Tensor, pairs: Tensor) -> None:
+        """Keys and values `pairs` [n, 2, kv_heads, head_dim] of one layer into rows of any slots.
+
+        `slots` and `positions` [n] say which; no row is named twice.
+        """
+        self._whole[:, layer][slots, :, :, positions] = pairs
+
+    def move(self, source: int, goal: int, rows: int) -> None:
+        """Copy the first `rows` of a slot over those of another."""
+        self.view(goal, 0, rows).copy_(self.view(source, 0, rows))
 
     def layers(self, slot: int) -> Sequence[Tensor]:
         """All rows of every layer: keys and values [2, kv_heads, capacity, head_dim]."""

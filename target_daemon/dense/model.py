@@ -21,6 +21,7 @@ from protocol.kernels.rope import Turner, table
 from target_daemon.checkpoint import Checkpoint
 from target_daemon.columns import NOWHERE, Columns
 from target_daemon.columns import settle as settle_columns
+from target_daemon.dense.abreast import Abreast, Taken
 from target_daemon.dense.key_values import KeptRows, KeyValues, probed_rows
 from target_daemon.dense.layout import Rules, resolve
 from target_daemon.dense.passes import Ends, PassedTarget
@@ -162,6 +163,23 @@ class DenseTarget(KeptRows, PassedTarget):
             return self._stack.run(slot, part, line, multiple)
 
         return self.run_passes(run, slot, tokens, base_pos, logits)
+
+    @inference
+    def run_abreast(self, tokens: Tensor, places: Abreast, taken: Taken) -> Tensor:
+        """Residual stream [rows, hidden] of `tokens` [rows] of several slots.
+
+        Their K/V are written; of the feature ring nothing is. `score` makes logits of it.
+        """
+        return self._stack.run_abreast(tokens.to(self.device), places, taken)
+
+    def move(self, source: int, goal: int, rows: int) -> None:
+        """Give a slot the first `rows` positions of another."""
+        self.key_values.move(source, goal, rows)
+
+    @inference
+    def score(self, hidden: Tensor) -> Tensor:
+        """Logits [n, vocab_size], float32, of rows [n, hidden] behind the last layer."""
+        return self._logits(hidden)
 
     @inference
     def verify_tree(

@@ -3,6 +3,9 @@
 At width 1 each torch call costs as much as a small product.
 """
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -11,9 +14,13 @@ from protocol.checkpoints.target_config import ModelConfig
 from protocol.kernels.attention import attend_folded, padded_length
 from protocol.kernels.rope import Turner
 from target_daemon.capture import Capture
+from target_daemon.dense.abreast import Abreast, Taken
 from target_daemon.dense.key_values import KeyValues
-from target_daemon.dense.places import Places
+from target_daemon.dense.places import Line, Places
 from target_daemon.dense.weights import DenseWeights, LayerWeights
+
+# Rows of a forward, keys and values that they attend to, and by window what of them is seen.
+Part: TypeAlias = tuple[slice, Sequence[Tensor], Mapping[int | None, Tensor]]
 
 
 class Stack:
@@ -65,19 +72,71 @@ class Stack:
             writers = self._key_values.writers(slot, places.first, count)
         else:
             writers = self._key_values.layers(slot)
-        captured = self._capture.columns
+
+        def attend(index: int, fused: Tensor) -> Tensor:
+            self._store(fused[:count], writers[index], columns)
+            mask = masks[self._weights.layers[index].window]
+            return self._mix(fused, caches[2 * index], caches[2 * index + 1], mask)
+
+        return self._through(hidden, angles, attend, self._capture)
+
+    def run_abreast(self, tokens: Tensor, places: Abreast, taken: Taken) -> Tensor:
+        """Residual stream [rows, hidden] of rows of several slots; K/V of all of them, and taps."""
+        hidden, own = self.embed(tokens), places.own
+        slots, positions = places.slots.to(hidden.device), places.positions.to(hidden.device)
+        length = padded_length(places.reach, self._key_values.capacity)
+        masks = {window: places.mask(length, window, hidden) for window in self._windows}
+        parts: list[Part] = [(slice(0, own), self._key_values.abreast(own, length), masks)]
+        parts += self._chunks(places, hidden)
+
+        def attend(index: int, fused: Tensor) -> Tensor:
+            self._key_values.put(index, slots, positions, self._pairs(fused))
+            window = self._weights.layers[index].window
+            seen = [
+                self._mix(fused[rows], caches[2 * index], caches[2 * index + 1], masks[window])
+                for rows, caches, masks in parts
+            ]
+            return seen[0] if len(seen) == 1 else torch.cat(seen)
+
+        return self._through(hidden, places.angles(self._turner), attend, taken)
+
+    def _chunks(self, places: Abreast, like: Tensor) -> Iterator[Part]:
+        """Where the rows of each chunk are, what they read, and what of it they see."""
+        group, first = self._heads // self._kv_heads, places.own
+        for chunk in places.chunks:
+            line = Line(chunk.first, chunk.count, chunk.count)
+            length = padded_length(line.reach, self._key_values.capacity)
+            masks = {
+                window: line.mask(length, window, group, like)[None, None]
+                for window in self._windows
+            }
+            rows = slice(first, first + chunk.count)
+            yield rows, self._key_values.readers(chunk.slot, length), masks
+            first = rows.stop
+
+    def _through(
+        self,
+        hidden: Tensor,
+        angles: tuple[Tensor, ...],
+        attend: Callable[[int, Tensor], Tensor],
+        taken: Taken,
+    ) -> Tensor:
+        """All layers over `hidden` [rows, hidden], in place.
+
+        ``attend(layer's index, fused [rows, heads + 2 kv, d])`` keeps keys and values and gives
+        what the queries see, [rows, heads * d].
+        """
+        captured, rows = taken.columns, hidden.shape[0]
         for index, layer in enumerate(self._weights.layers):
             fused = layer.qkv(layer.input_norm(hidden)).view(rows, -1, self._dim)
             self._turn(layer, fused, angles)
-            self._store(fused[:count], writers[index], columns)
-            key, value = caches[2 * index], caches[2 * index + 1]
-            layer.output.add_to(hidden, self._mix(fused, key, value, masks[layer.window]))
+            layer.output.add_to(hidden, attend(index, fused))
             inner = layer.gate_up(layer.post_norm(hidden))
             middle = inner.shape[1] // 2
             gate = functional.silu(inner[:, :middle], inplace=True).mul_(inner[:, middle:])
             layer.down.add_to(hidden, gate)
             if index in captured:
-                self._capture.take(index, hidden)
+                taken.take(index, hidden)
         return hidden
 
     def _store(self, fused: Tensor, rows: Tensor, columns: Tensor | None) -> None:
@@ -85,19 +144,27 @@ class Stack:
 
         `rows` [2, kv, n, d] are their own, or with `columns` [n] all of the layer's.
         """
-        pairs = fused[:, self._heads :].view(-1, 2, self._kv_heads, self._dim).permute(1, 2, 0, 3)
+        pairs = self._pairs(fused).permute(1, 2, 0, 3)
         if columns is None:
             rows.copy_(pairs)
         else:
             rows.index_copy_(2, columns, pairs)
 
+    def _pairs(self, fused: Tensor) -> Tensor:
+        """Key and value in `fused` [n, heads + 2 kv, d], as [n, 2, kv, d]."""
+        return fused[:, self._heads :].view(-1, 2, self._kv_heads, self._dim)
+
     def _mix(self, fused: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        """Attention of the query in `fused`; returns [n, heads * d]."""
+        """Attention of the query in `fused` over one slot, or each row over its own.
+
+        `key`, `value` [slots, kv, length, d], with `mask` as `attend_folded` has it. Returns
+        [n, heads * d].
+        """
         rows, kv, dim = fused.shape[0], self._kv_heads, self._dim
         query = fused[:, : self._heads].view(rows, kv, -1, dim)
         scale = dim**-0.5
-        if rows == 1:  # nothing to fold: four views fewer a layer
-            return attend_folded(query, key, value, mask, scale).reshape(1, -1)
+        if rows == key.shape[0]:  # nothing to fold: four views fewer a layer
+            return attend_folded(query, key, value, mask, scale).reshape(rows, -1)
         folded = query.permute(1, 2, 0, 3).reshape(1, kv, -1, dim)
         mixed = attend_folded(folded, key, value, mask, scale)
         return mixed.view(kv, -1, rows, dim).permute(2, 0, 1, 3).reshape(rows, -1)

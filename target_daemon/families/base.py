@@ -111,6 +111,21 @@ def known_families() -> Mapping[str, Family]:
     return {name: family for family in families for name in family.model_types}
 
 
+def find_family(path: Path, model_type: str) -> Family:
+    """The family that loads `path`; UnsupportedModel where there is none.
+
+    A GGUF file has what the families of this program need alone.
+    """
+    families = known_families()
+    family = families.get(model_type) or families.get(ANY)
+    if family is None or (model_type not in families and path.is_file()):
+        raise UnsupportedModel(
+            f"{path}: model_type {model_type!r} is not supported; "
+            f"supported: {', '.join(sorted(families.keys() - {ANY}))}"
+        )
+    return family
+
+
 def load_target(
     config: TargetConfig,
     host: FeatureHost,
@@ -125,13 +140,7 @@ def load_target(
     """
     path = Path(config.model)
     model = read_model_config(path)
-    families = known_families()
-    family = families.get(model.model_type) or families.get(ANY)
-    if family is None or (model.model_type not in families and path.is_file()):
-        raise UnsupportedModel(
-            f"{path}: model_type {model.model_type!r} is not supported; "
-            f"supported: {', '.join(sorted(families.keys() - {ANY}))}"
-        )
+    family = find_family(path, model.model_type)
     dtype: torch.dtype = getattr(torch, resolve_dtype(config.dtype, device.type))
     with open_tensors(path) as tensors:
         source = OnDevice(ReportingSource(tensors, progress), device)
