@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.checkpoints.shards import Shard, map_features, read_shard, shard_numbers
+from protocol.closing import Closing
 from protocol.errors import ConfigError
 
 Array = npt.NDArray[Any]
@@ -53,8 +54,8 @@ class Facts:
     held_out: int  # greedy sequences that are walked
 
 
-class Corpus:
-    """All shards of a folder."""
+class Corpus(Closing):
+    """All shards of a folder; closing drops what is mapped of them."""
 
     def __init__(self, folder: Path, taps: Sequence[int], vocab: int, make: Make | None) -> None:
         """Reads every shard once. Raises CheckpointError, and ConfigError for too little data."""
@@ -78,6 +79,10 @@ class Corpus:
                 f"{folder}: {self.facts.sequences} sequences to train on and {len(self.walked)} "
                 "greedy ones held out; at least one of both is needed"
             )
+
+    def close(self) -> None:
+        self._shards.clear()
+        self._features.clear()
 
     def shard(self, number: int) -> Shard:
         """One shard, from memory where it was used lately."""

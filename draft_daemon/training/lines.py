@@ -1,4 +1,4 @@
-"""Standard output as a stream of lines for `launch`; whatever else is printed goes to the log."""
+"""Standard output as a stream of lines for `launch`."""
 
 import os
 import select
@@ -12,13 +12,19 @@ from protocol.training import TrainLine
 PATIENCE_MS: Final = 500
 
 
-class Lines:
-    """Writes whole lines, also to a parent that is slow to read them."""
+def keep_standard_output() -> "Lines":
+    """Standard output as `Lines`; from now on whatever is printed goes to standard error."""
+    fd = os.dup(1)
+    os.dup2(2, 1)
+    return Lines(fd)
 
-    def __init__(self) -> None:
-        self._fd = os.dup(1)
-        os.dup2(2, 1)
-        os.set_blocking(self._fd, False)
+
+class Lines:
+    """Writes whole lines, also to a parent that is slow to read them; owns `fd`."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        os.set_blocking(fd, False)
 
     def write(self, line: TrainLine, check: Callable[[], None]) -> None:
         """Write one line; `check` is called again and again while nobody reads, and may raise.

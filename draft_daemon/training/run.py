@@ -34,29 +34,43 @@ def run(
     Raises ConfigError and its like for whatever cannot be trained or gone on from.
     """
     check_library()
-    schedule = schedule_of(config)
+    schedule_of(config)  # refuses what is no schedule, before anything is read
     if config.sequences < ranks.world:
         raise ConfigError(f"{config.sequences} sequences a step for {ranks.world} processes")
     torch.set_num_threads(config.threads or max(1, usable_cores() // ranks.world))
     say(Report(stage="load", done=0, total=1))
     raw = draft_json(config)
     facts = read_facts(config, raw)
-    parts = _parts(config, raw, facts)
-    endings.check()
+    data = Path(config.folder) / DATA_FOLDER
+    with Corpus(data, config.taps, facts.vocab_size, make=None) as corpus:
+        parts = _parts(config, raw, facts, corpus)
+        endings.check()
+        return _trainer(config, facts, parts, (ranks, endings, say)).run()
+
+
+def _trainer(
+    config: TrainConfig,
+    facts: DraftCheckpointConfig,
+    parts: Parts,
+    surroundings: tuple[Ranks, EndingSignals, Callable[[TrainLine], None]],
+) -> Trainer:
+    """A trainer that goes on from the state in its folder, or begins."""
+    ranks, endings, say = surroundings
     state = read_state(Path(config.folder), parts.origin)
     counts = Counts() if state is None else state.counts
     _begin(config, facts, parts, state)
     if ranks.leads:
         journal.cut(Path(config.folder) / STEPS_FILE, counts.step, counts.validated)
     say(Report(stage="load", done=1, total=1))
-    return Trainer(config, schedule, parts, counts, ranks, endings, say).run()
+    return Trainer(config, parts, counts, ranks, endings, say)
 
 
-def _parts(config: TrainConfig, raw: dict[str, Any], facts: DraftCheckpointConfig) -> Parts:
+def _parts(
+    config: TrainConfig, raw: dict[str, Any], facts: DraftCheckpointConfig, corpus: Corpus
+) -> Parts:
     device = open_device(device_of(config.device)).torch
     dtype = getattr(torch, resolve_dtype(config.dtype, config.device))
     lexicon = read_lexicon(config, facts, device, dtype)
-    corpus = Corpus(Path(config.folder) / DATA_FOLDER, config.taps, facts.vocab_size, make=None)
     order = Order(corpus, config)
     network, walked = (Network(facts, facts.max_positions).to(device) for _ in range(2))
     return Parts(

@@ -21,7 +21,7 @@ from draft_daemon.training.network import Network
 from draft_daemon.training.optimiser import Average, Optimiser
 from draft_daemon.training.order import Order, Step
 from draft_daemon.training.ranks import Ranks
-from draft_daemon.training.schedule import Schedule
+from draft_daemon.training.schedule import schedule_of
 from draft_daemon.training.state import AVERAGE, WEIGHTS, Counts, Origin, write_state
 from draft_daemon.training.walk import walk
 from protocol.ending import Ended, EndingSignals
@@ -60,14 +60,13 @@ class Trainer:
     def __init__(
         self,
         config: TrainConfig,
-        schedule: Schedule,
         parts: Parts,
         counts: Counts,
         ranks: Ranks,
         endings: EndingSignals,
         say: Callable[[TrainLine], None],
     ) -> None:
-        self._config, self._schedule, self._parts = config, schedule, parts
+        self._config, self._schedule, self._parts = config, schedule_of(config), parts
         self._counts, self._ranks, self._endings, self._say = counts, ranks, endings, say
         self._folder = Path(config.folder)
         self._module: nn.Module = ranks.wrapped(parts.network)

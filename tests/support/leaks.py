@@ -17,7 +17,16 @@ MARKER = "DFLASH_TEST_MARKER"
 GRACE_SECONDS = 15.0  # how long a process that was told to end may take to do so
 
 # Descriptors and mappings that belong to libraries, are opened once, and stay.
-FOREIGN = ("/dev/urandom", "/dev/null", "/proc/", "/sys/", "xbyak", "doublemapper", ".coverage")
+FOREIGN = (
+    "/dev/urandom",
+    "/dev/null",
+    "/proc/",
+    "/sys/",
+    "xbyak",
+    "doublemapper",
+    ".coverage",
+    "mpl-data",
+)
 
 
 @dataclass(frozen=True)

@@ -109,11 +109,11 @@ def test_the_walk_counts_what_the_real_loop_reports(proven, tmp_path):
     model, folder, _, lines = proven
     walked = [line for line in lines if isinstance(line, Validated)][-1]
     taps = read_draft_config(folder).target_layer_ids
-    corpus = Corpus(folder / DATA_FOLDER, taps, 97, None)
     rounds, emitted, reached = {}, {}, [0] * 5
-    with real_pair(
+    both = real_pair(
         Checkpoints(model, folder), dtype="float32", exact=False, threads=1, max_positions=128
-    ) as pair:
+    )
+    with both as pair, Corpus(folder / DATA_FOLDER, taps, 97, None) as corpus:
         network = pair.draft._network
         project = network.project_context
         # Kept features are bfloat16, those of a ring in fp32 are not.

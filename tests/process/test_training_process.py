@@ -1,0 +1,134 @@
+"""The training process as `dflashd train` and torchrun run it: real signals, pipes and ranks."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.learnable import tiny_config, write_answers, write_learnable_target
+
+from draft_daemon.training.journal import read_journal
+from draft_daemon.training.ranks import Ranks
+from draft_daemon.training.run import run
+from draft_daemon.training.state import STATE
+from protocol.config import write_config
+from protocol.ending import EndingSignals
+from protocol.training import STEPS_FILE, Problem, Report, Trained, TrainLine, Validated
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("learnable")
+    model = write_learnable_target(folder / "target")
+    write_answers(model, folder / "answers", trained=16, held_out=2)
+    return model, folder / "answers"
+
+
+@pytest.fixture
+def fresh(made, tmp_path):
+    """A config over a copy of the data, and the file that holds it."""
+    model, answers = made
+
+    def make(name="out", **changes):
+        shutil.copytree(answers, tmp_path / name)
+        config = tiny_config(model, tmp_path / name, **({"steps": 1 << 20} | changes))
+        file = tmp_path / f"{name}.json"
+        write_config(config, file)
+        return config, file
+
+    return make
+
+
+def spawn(file, **options):
+    return subprocess.Popen(
+        [sys.executable, "-I", "-m", "draft_daemon.training", str(file)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=ONE_THREAD,
+        **options,
+    )
+
+
+def lines_of(stream):
+    for line in stream:
+        yield msgspec.json.decode(line, type=TrainLine)
+
+
+def in_process(config):
+    """What follows in this process, to the end."""
+    before = torch.get_num_threads()
+    lines = []
+    try:
+        with EndingSignals() as endings:
+            return run(config, Ranks(), endings, lines.append), lines
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("how", ["signal", "parent"])
+def test_an_ended_process_leaves_a_state_that_is_gone_on_from(fresh, how):
+    config, file = fresh()
+    with spawn(file) as process:
+        lines = lines_of(process.stdout)
+        # The first report of a step: training is under way, and far from its end.
+        assert any(isinstance(line, Report) and line.stage == "train" for line in lines)
+        if how == "signal":
+            process.send_signal(signal.SIGTERM)
+        else:
+            process.stdin.close()
+            process.stdin = None
+        rest = list(lines)
+        assert process.wait() == 0
+    assert not any(isinstance(line, Trained | Problem) for line in rest)
+    done = [line.step for line in read_journal(file.with_suffix("") / STEPS_FILE)[1:]]
+    steps = done[-1] + 2
+    trained, lines = in_process(msgspec.structs.replace(config, steps=steps))
+    assert trained.steps == steps
+    assert [line.step for line in lines if isinstance(line, Validated)][-1] == steps
+
+
+def test_what_is_wrong_is_one_line_and_an_exit_code(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text('{"model": "m", "folder": "f", "taps": [1], "mask_token_id": 1, "stepz": 1}')
+    with spawn(file) as process:
+        (problem,) = lines_of(process.stdout)
+        assert process.wait() == 78
+    assert problem.code == "config"
+    assert "did you mean `steps`?" in problem.detail
+
+
+def test_two_ranks_have_the_loss_and_the_weights_of_one(fresh, tmp_path):
+    changes = {"steps": 4, "sequences": 4, "validate_every": 100}
+    alone, _ = fresh("alone", **changes)
+    _, file = fresh("together", **changes)
+    in_process(alone)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    told = subprocess.run(
+        [sys.executable, *torchrun, "-m", "draft_daemon.training", str(file)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=ONE_THREAD,
+        timeout=200,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr.decode()[-3000:]
+    lines = list(lines_of(told.stdout.splitlines()))
+    assert [line.steps for line in lines if isinstance(line, Trained)] == [4]
+    one, two = (read_journal(tmp_path / name / STEPS_FILE) for name in ("alone", "together"))
+    assert [line.step for line in one] == [line.step for line in two] == [0, 0, 1, 2, 3, 4]
+    for ours, theirs in zip(one[1:-1], two[1:-1], strict=True):
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-4)
+        assert ours.tokens == theirs.tokens
+        assert ours.accuracy == pytest.approx(theirs.accuracy, abs=0.02)
+    ours, theirs = (load_file(tmp_path / name / STATE) for name in ("alone", "together"))
+    weights = [name for name in ours if name.startswith("weights.")]
+    worst = max(float((ours[name] - theirs[name]).abs().max()) for name in weights)
+    assert worst < 1e-3, worst
