@@ -57,6 +57,7 @@ def key_of(plan: Plan, target: TargetHello, draft: DraftHello) -> Key:
         "model": plan.model,
         "pair": f"{plan.draft} {plan.draft_vocab} {plan.attach}",
         "target": f"{target.model_type} {target.dtype} {target.exact} {target.weight_bytes}",
+        "weights": target.weights,
         "rollback": target.rollback,  # whose cost is a part of a verify's
         "draft": f"{draft.network} {draft.dtype} {draft.weight_bytes} {draft.block_size}",
         "devices": f"{target.host.device} {draft.host.device}",

@@ -5,7 +5,15 @@ from typing import Final, Literal
 import msgspec
 
 from launch.restart import Restarts
-from protocol.config import Deadlines, DType, FrozenConfig, HandOver, Positive, Rollback
+from protocol.config import (
+    Deadlines,
+    DType,
+    FrozenConfig,
+    HandOver,
+    Positive,
+    Rollback,
+    Weights,
+)
 from protocol.messages import DaemonRole, Stage
 
 
@@ -35,6 +43,7 @@ class Plan(FrozenConfig, frozen=True, kw_only=True):
     attach: Attach | None = None
     draft: str | None = None  # folder
     dtype: DType = "auto"
+    target_weights: Weights = "dtype"  # of its layers
     target_device: str = "cpu"  # or "cuda:N", or "cuda:<uuid>"
     draft_device: str = "cpu"
     hand_over: HandOver = "synchronise"  # of feature rows by a GPU

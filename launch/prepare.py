@@ -61,6 +61,7 @@ def _target(plan: Plan, run_dir: Path, most: int) -> TargetConfig:
         run_dir=str(run_dir),
         life=NO_LIFE,
         dtype=plan.dtype,
+        weights=plan.target_weights,
         device=plan.target_device,
         draft_device=plan.draft_device,
         hand_over=plan.hand_over,

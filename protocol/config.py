@@ -13,6 +13,7 @@ Positive = Annotated[int, Meta(ge=1, le=1 << 30)]
 Timeout = Annotated[float, Meta(gt=0.0, le=86400.0)]
 HandOver = Literal["synchronise", "event"]
 DType = Literal["auto", "float32", "bfloat16"]
+Weights = Literal["dtype", "int8", "int4"]  # of a target's layers; dtype: as its rows are
 Rollback = Literal["auto", "fast", "replay"]  # how rejected rows are undone; auto: as it is cheaper
 Config = TypeVar("Config", bound="FrozenConfig")
 
@@ -63,6 +64,7 @@ class TargetConfig(FrozenConfig, frozen=True, kw_only=True):
     life: int  # of a service, whose supervisor gives it: any
     service: bool = False  # a process of its own, with no supervisor for a parent
     dtype: DType = "auto"
+    weights: Weights = "dtype"
     device: str = "cpu"  # or "cuda:N", as this process counts, or "cuda:<uuid>"
     draft_device: str = "cpu"  # of the draft that will come: it decides where the ring lies
     hand_over: HandOver = "synchronise"  # of a GPU's rows: wait for them, or record an event

@@ -157,6 +157,7 @@ class TargetHello(LinkMessage, frozen=True, kw_only=True):
     host: HostFacts
     model_type: Name
     dtype: Name  # "float32" | "bfloat16"
+    weights: Name = "dtype"  # of its layers: as its rows are | "int8" | "int4"
     hidden_size: Count
     num_layers: Count
     vocab_size: Count  # ids the tokenizer can produce

@@ -154,6 +154,7 @@ class TargetDaemon:
             host=self._host_facts(),
             model_type=target.model_type,
             dtype=str(target.dtype).removeprefix("torch."),
+            weights=target.weights_kind,
             hidden_size=target.hidden_size,
             num_layers=target.num_layers,
             vocab_size=target.vocab_size,

@@ -8,6 +8,7 @@ import torch
 
 from protocol import cpu
 from protocol.errors import Unavailable
+from protocol.kernels import quantised
 from protocol.transports.devices import survey
 
 
@@ -21,6 +22,7 @@ def gather() -> dict[str, Any]:
         "bf16_flags": sorted(cpu.flags().intersection(cpu.FAST_BF16_FLAGS)),
         "fast_bf16": cpu.fast_bf16(),
         "auto_dtype": cpu.resolve_dtype("auto"),
+        "weights": ["dtype", *quantised.available()],
         "usable_cores": cpu.usable_cores(),
         "cuda": torch.version.cuda,
         "gpus": _gpus(),

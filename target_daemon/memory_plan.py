@@ -9,6 +9,7 @@ from protocol.checkpoints.target_config import ModelConfig
 from protocol.checkpoints.tensors import open_tensors
 from protocol.config import TargetConfig
 from protocol.gpu import is_gpu
+from protocol.kernels.quantised import BITS, packed_bytes
 from protocol.memory import Line, MemoryPlan, counted
 
 SIZES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -36,7 +37,8 @@ def _lines(
     if not model.dense:
         return _general_lines(model, config, positions, size)
     return (
-        *_weights(model, dtype),
+        *_layers(model, config, dtype),
+        *_ends(model, dtype),
         _key_values(model, config.slots, positions, size),
         _ring(model, config, size),
         *_exported(model, config, size),
@@ -82,12 +84,36 @@ def _general_lines(
     )
 
 
-def _weights(model: ModelConfig, dtype: str) -> Iterator[Line]:
+def _layers(model: ModelConfig, config: TargetConfig, dtype: str) -> Iterator[Line]:
+    layers, norms, size = model.num_layers, 2 * model.hidden_size, SIZES[dtype]
+    products = product_shapes(model)
+    weights = sum(math.prod(shape) for shape in products)
+    if config.weights == "dtype":
+        held = ((layers, "layers"), (weights + norms, "weights"), (size, "bytes"))
+        yield counted("layers", *held)
+        return
+    bits = BITS[config.weights]
+    each = sum(packed_bytes(shape, bits) for shape in products) + norms * size
+    yield Line(
+        f"layers, {config.weights}",
+        layers * each,
+        f"{layers} layers x {each:,} bytes: {weights:,} weights of {bits} bits with their scales",
+    )
+    widest = max(math.prod(shape) for shape in products)
+    # Its part in float32, and all of it as whole numbers, before they are packed.
+    yield counted("one product on its way to them", (widest, "weights"), (12, "bytes"))
+
+
+def product_shapes(model: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """[out, in] of a dense layer's products: query, key and value; output; gate and up; down."""
+    hidden, inner, dim = model.hidden_size, model.intermediate_size, model.head_dim
+    heads, shared = model.num_heads * dim, model.num_kv_heads * dim
+    return ((heads + 2 * shared, hidden), (hidden, heads), (2 * inner, hidden), (hidden, inner))
+
+
+def _ends(model: ModelConfig, dtype: str) -> Iterator[Line]:
     hidden, size = model.hidden_size, SIZES[dtype]
     stored = model.dtype if model.dtype in SIZES else "bfloat16"
-    attention = 2 * hidden * model.head_dim * (model.num_heads + model.num_kv_heads)
-    layer = attention + 3 * hidden * model.intermediate_size + 2 * hidden
-    yield counted("layers", (model.num_layers, "layers"), (layer, "weights"), (size, "bytes"))
     table = ((model.vocab_size, "ids"), (hidden, "wide"))
     yield counted("embedding", *table, (SIZES[str(stored)], f"bytes ({stored})"))
     # A tied head that can be the embedding itself costs nothing; else it is laid out once more.

@@ -26,7 +26,7 @@ def prefix_identity(target: NativeTarget, checkpoint: Path) -> str:
         identity.config,
         identity.tokenizer,
         target.model_type,
-        str(target.dtype),
+        (str(target.dtype), target.weights_kind),
         target.capture_layer_ids,
         (exactness.kind, exactness.detail),
         target.prefill_chunk,

@@ -18,7 +18,7 @@ from protocol.core_dumps import refuse_core_dumps
     "--system", cls=Setting, metavar="TEXT", help="A system message for the chat template."
 )
 @settings("target_device", "draft_device", "hand_over", "graphs")
-@settings("dtype", "exact", "rollback", "threads")
+@settings("dtype", "target_weights", "exact", "rollback", "threads")
 @settings("prefix_store", "prefix_disk")
 @connect_option("Use the supervisor that runs; with PATH or NAME, that one.")
 @config_option

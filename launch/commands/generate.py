@@ -28,7 +28,7 @@ from protocol.core_dumps import refuse_core_dumps
     "--system", cls=Setting, metavar="TEXT", help="A system message for the chat template."
 )
 @settings("target_device", "draft_device", "hand_over", "graphs", "dtype", "exact")
-@settings("rollback", "threads")
+@settings("target_weights", "rollback", "threads")
 @settings("prefix_store", "prefix_disk")
 @click.option(
     "--keep",

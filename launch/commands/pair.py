@@ -15,12 +15,12 @@ from launch.models import LocalModel, resolve_model
 from launch.plan import MEGABYTE, Plan
 from launch.progress import progress_for
 from launch.store import default_home
-from protocol.config import DType, HandOver, Rollback
+from protocol.config import DType, HandOver, Rollback, Weights
 from protocol.errors import UsageError
 
 # Settings that only a verb that loads a pair can honour.
 DEVICES: Final = ("target_device", "draft_device", "hand_over", "graphs")
-COMPUTING: Final = (*DEVICES, "dtype", "exact", "rollback", "threads")
+COMPUTING: Final = (*DEVICES, "dtype", "target_weights", "exact", "rollback", "threads")
 STORE: Final = ("prefix_store", "prefix_disk")
 LOADING: Final = ("model", "draft", "draft_vocab", *COMPUTING, *STORE)
 # Settings that are the daemons' own, where they run already.
@@ -47,6 +47,7 @@ class PairOptions:
     hand_over: HandOver
     graphs: bool
     dtype: DType
+    target_weights: Weights
     exact: bool
     rollback: Rollback
     threads: int
@@ -61,6 +62,7 @@ class PairOptions:
             hand_over=self.hand_over,
             graphs=self.graphs,
             dtype=self.dtype,
+            target_weights=self.target_weights,
             exact=self.exact,
             rollback=self.rollback,
             threads=self.threads,

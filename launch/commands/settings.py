@@ -115,6 +115,13 @@ SETTINGS: Final[dict[str, Decorator]] = {
         show_default=True,
         help="auto is bfloat16 where this processor is fast at it.",
     ),
+    "target_weights": _option(
+        "--target-weights",
+        type=click.Choice(["dtype", "int8", "int4"]),
+        default="dtype",
+        show_default=True,
+        help="How the target holds its layers: as --dtype says, or rounded to 8 or 4 bits.",
+    ),
     "exact": _option(
         "--exact", is_flag=True, help="The text cannot depend on the draft, or refuse."
     ),

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from protocol.messages import DaemonStatus, RequestStatus, StatusReport
+from launch.plan import MEGABYTE
+from protocol.messages import DaemonStatus, RequestStatus, StatusReport, TargetHello
 
 
 def overview(status: StatusReport) -> Iterator[str]:
@@ -20,6 +21,7 @@ def full(status: StatusReport) -> Iterator[str]:
     if status.target_facts is not None:
         facts = status.target_facts
         yield f"exact: {facts.exact}, dtype {facts.dtype}, up to {facts.max_positions} positions"
+        yield f"weights: {_weights(facts)}"
         yield f"rollback: {_with_reason(facts.rollback, facts.rollback_detail)}"
     yield from overview(status)
     yield (
@@ -38,6 +40,11 @@ def full(status: StatusReport) -> Iterator[str]:
         rounds = max(1, status.num_rounds)
         yield f"network: {status.moved_bytes // rounds} bytes a round, of the draft's pulls"
     yield f"up {status.seconds:.0f} s, loaded in {status.load_seconds:.1f} s, pid {status.pid}"
+
+
+def _weights(facts: TargetHello) -> str:
+    kind = facts.dtype if facts.weights == "dtype" else facts.weights
+    return f"{kind}, {facts.weight_bytes / MEGABYTE:,.1f} MB"
 
 
 def _daemon(daemon: DaemonStatus) -> str:

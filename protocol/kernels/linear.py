@@ -9,13 +9,29 @@ oneDNN wants them. ADR 0002 has the measurements.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 TRANSPOSED: Final = {torch.float32: True, torch.bfloat16: False, torch.float16: False}
+
+
+class Product(Protocol):
+    """A weight that rows are multiplied by, however it is held."""
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        """`x` [rows, in] -> [rows, out]."""
+        ...
+
+    def add_to(self, residual: Tensor, x: Tensor, /) -> Tensor:
+        """``residual += x @ W^T + b`` in place; returns `residual` [rows, out]."""
+        ...
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that it holds."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +58,10 @@ class Linear:
             residual.add_(self.bias)
         # The product accumulates into the residual: one kernel and one temporary fewer.
         return residual.addmm_(x, self.weight)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Weight and bias."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
 def pack(weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Linear:

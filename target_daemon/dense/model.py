@@ -51,6 +51,8 @@ class Snapshot:
 class DenseFamily(Family):
     """A family of dense decoders that differ in `rules` alone."""
 
+    quantises = True
+
     def __init__(self, model_types: tuple[str, ...], rules: Rules) -> None:
         self.model_types = model_types
         self.rules = rules
@@ -70,7 +72,8 @@ class DenseTarget(KeptRows, PassedTarget):
         layout = resolve(model, rules)
         self.take_facts(request, layout.theta)
         self._capture, self.ring = open_ring(request)
-        loader = DenseLoader(Checkpoint(request.tensors), model, layout, self.dtype)
+        checkpoint = Checkpoint(request.tensors)
+        loader = DenseLoader(checkpoint, model, layout, self.dtype, config.weights)
         self.weights = loader.load(request.host)
         self.weight_bytes = self.weights.bytes
         self.key_values = KeyValues(

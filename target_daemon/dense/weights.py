@@ -1,14 +1,17 @@
 """Weights of a dense decoder, fused and packed tensor by tensor from the mapped checkpoint."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from protocol.checkpoints.target_config import ModelConfig
-from protocol.kernels.linear import TRANSPOSED, Linear, adopt, fuse
+from protocol.config import Weights
+from protocol.errors import UnsupportedModel
+from protocol.kernels.linear import TRANSPOSED, Linear, Product, adopt, fuse
 from protocol.kernels.norm import RmsNorm, fold, pack_norm
+from protocol.kernels.quantised import BITS, quantise
 from protocol.kernels.rope import interleave, interleaves
 from protocol.transports.base import FeatureHost, WeightSpec
 from target_daemon.checkpoint import Checkpoint
@@ -23,16 +26,16 @@ class LayerWeights:
     """One decoder layer."""
 
     input_norm: RmsNorm  # [hidden]
-    qkv: Linear  # hidden -> (heads + 2 * kv_heads) * head_dim
+    qkv: Product  # hidden -> (heads + 2 * kv_heads) * head_dim
     q_norm: RmsNorm | None  # [head_dim]
     k_norm: RmsNorm | None  # [head_dim]
-    output: Linear  # heads * head_dim -> hidden
+    output: Product  # heads * head_dim -> hidden
     post_norm: RmsNorm  # [hidden]
-    gate_up: Linear  # hidden -> 2 * intermediate
-    down: Linear  # intermediate -> hidden
+    gate_up: Product  # hidden -> 2 * intermediate
+    down: Product  # intermediate -> hidden
     window: int | None
 
-    def products(self) -> tuple[Linear, ...]:
+    def products(self) -> tuple[Product, ...]:
         """The layer's products, in the order in which they run."""
         return (self.qkv, self.output, self.gate_up, self.down)
 
@@ -52,15 +55,25 @@ class DenseLoader:
     """Reads one checkpoint; used once."""
 
     def __init__(
-        self, checkpoint: Checkpoint, model: ModelConfig, layout: Layout, dtype: torch.dtype
+        self,
+        checkpoint: Checkpoint,
+        model: ModelConfig,
+        layout: Layout,
+        dtype: torch.dtype,
+        weights: Weights = "dtype",
     ) -> None:
+        """`weights` are those of the layers: embedding and head are lent in `dtype`."""
         self._checkpoint = checkpoint
         self._model = model
         self._layout = layout
         self._dtype = dtype
+        self._bits = BITS.get(weights)
 
     def load(self, host: FeatureHost) -> DenseWeights:
-        """Load everything; raises CheckpointError for a missing, misshapen or unknown tensor."""
+        """Load everything; raises CheckpointError for a missing, misshapen or unknown tensor.
+
+        UnsupportedModel for products that cannot be held in as few bits as was asked for.
+        """
         embed, head = share_ends(self._checkpoint, self._model, self._dtype, host)
         layers = tuple(self._layer(index) for index in range(self._model.num_layers))
         norm = self._norm("model.norm.weight", self._model.hidden_size)
@@ -85,12 +98,14 @@ class DenseLoader:
             mlp, [("gate_proj", inner), ("up_proj", inner)], hidden, biased=layout.mlp_bias
         )
         return LayerWeights(
-            input_norm=fold(self._norm(f"{name}.input_layernorm.weight", hidden), qkv),
+            input_norm=self._folded(self._norm(f"{name}.input_layernorm.weight", hidden), qkv),
             qkv=qkv,
             q_norm=self._head_norm(f"{attention}.q_norm.weight"),
             k_norm=self._head_norm(f"{attention}.k_norm.weight"),
             output=self._linear(attention, [("o_proj", hidden)], heads, biased=layout.output_bias),
-            post_norm=fold(self._norm(f"{name}.post_attention_layernorm.weight", hidden), gate_up),
+            post_norm=self._folded(
+                self._norm(f"{name}.post_attention_layernorm.weight", hidden), gate_up
+            ),
             gate_up=gate_up,
             down=self._linear(mlp, [("down_proj", hidden)], inner, biased=layout.mlp_bias),
             window=layout.windows[index],
@@ -106,22 +121,34 @@ class DenseLoader:
         weight = self._turned(name, self._checkpoint.get(name, (self._model.head_dim,)))
         return pack_norm(weight, self._model.rms_norm_eps, self._dtype)
 
+    def _folded(self, norm: RmsNorm, product: Product) -> RmsNorm:
+        """Rounded weights are left as they are."""
+        return fold(norm, product) if isinstance(product, Linear) else norm
+
     def _linear(
         self, prefix: str, parts: list[tuple[str, int]], width: int, *, biased: bool
-    ) -> Linear:
+    ) -> Product:
         """Fuse the named projections, in order, into one product of `width` inputs."""
         weights = (
             self._turned(part, self._checkpoint.get(f"{prefix}.{part}.weight", (rows, width)))
             for part, rows in parts
         )
-        packed = fuse(weights, (sum(rows for _, rows in parts), width), self._dtype)
-        if not biased:
-            return packed
-        biases = [
-            self._turned(part, self._checkpoint.get(f"{prefix}.{part}.bias", (rows,)))
-            for part, rows in parts
-        ]
-        return replace(packed, bias=torch.cat(biases).to(self._dtype))
+        shape = (sum(rows for _, rows in parts), width)
+        bias = self._bias(prefix, parts) if biased else None
+        if self._bits is None:
+            return fuse(weights, shape, self._dtype, bias)
+        try:
+            return quantise(weights, shape, self._bits, bias)
+        except UnsupportedModel as error:
+            raise UnsupportedModel(f"{prefix}: {error}") from error
+
+    def _bias(self, prefix: str, parts: list[tuple[str, int]]) -> Tensor:
+        return torch.cat(
+            [
+                self._turned(part, self._checkpoint.get(f"{prefix}.{part}.bias", (rows,)))
+                for part, rows in parts
+            ]
+        )
 
     def _turned(self, name: str, tensor: Tensor) -> Tensor:
         """Rows of query and key in the order in which they are rotated."""
@@ -160,10 +187,8 @@ def _tensors(layers: tuple[LayerWeights, ...]) -> Iterator[Tensor]:
     for layer in layers:
         yield from (layer.input_norm.weight, layer.post_norm.weight)
         yield from (norm.weight for norm in (layer.q_norm, layer.k_norm) if norm is not None)
-        for linear in layer.products():
-            yield linear.weight
-            if linear.bias is not None:
-                yield linear.bias
+        for product in layer.products():
+            yield from product.tensors()
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -16,7 +16,7 @@ import torch
 from protocol import plugins
 from protocol.checkpoints.target_config import ModelConfig, read_model_config
 from protocol.checkpoints.tensors import OnDevice, TensorSource, open_tensors
-from protocol.config import TargetConfig
+from protocol.config import TargetConfig, Weights
 from protocol.cpu import resolve_dtype
 from protocol.errors import UnsupportedModel
 from protocol.transports.base import FeatureHost, RingView
@@ -45,6 +45,7 @@ class NativeTarget(DFlashTarget):
     ring: RingView
     exactness: Exactness
     weight_bytes: int
+    weights_kind: Weights = "dtype"  # of the layers
     device: torch.device
 
     def take_facts(self, request: "LoadRequest", theta: float) -> None:
@@ -57,7 +58,7 @@ class NativeTarget(DFlashTarget):
         self.max_positions, self.slots = request.max_positions, config.slots
         self.capture_layer_ids, self.mask_token_id = config.taps, config.mask_token_id
         self.eos_token_ids, self.tied = model.eos_token_ids, model.tied
-        self.rope_theta = theta
+        self.rope_theta, self.weights_kind = theta, config.weights
         self.max_width, self.prefill_chunk = max(config.block_size, 1), config.prefill_chunk
 
 
@@ -98,6 +99,7 @@ class Family(ABC):
     """Loads checkpoints of some `model_types`."""
 
     model_types: tuple[str, ...]
+    quantises = False  # whether it can hold the weights of its layers in 8 or 4 bits
 
     @abstractmethod
     def load(self, request: LoadRequest) -> NativeTarget:
@@ -141,6 +143,11 @@ def load_target(
     path = Path(config.model)
     model = read_model_config(path)
     family = find_family(path, model.model_type)
+    if config.weights != "dtype" and not family.quantises:
+        raise UnsupportedModel(
+            f"--target-weights {config.weights}: a {model.model_type} model has its weights as "
+            "--dtype says; dense decoders alone (Llama, Mistral, Qwen2, Qwen3) can round them"
+        )
     dtype: torch.dtype = getattr(torch, resolve_dtype(config.dtype, device.type))
     with open_tensors(path) as tensors:
         source = OnDevice(ReportingSource(tensors, progress), device)

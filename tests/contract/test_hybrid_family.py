@@ -345,3 +345,5 @@ def test_tensors_that_nobody_reads_and_recorded_forwards_are_refused(copied):
         loaded(copied)
     with pytest.raises(UnsupportedModel, match="--graphs: the recurrent state of qwen3_5_text"):
         loaded(copied, graphs=True)
+    with pytest.raises(UnsupportedModel, match="--target-weights int8: a qwen3_5_text model has"):
+        loaded(copied, weights="int8")

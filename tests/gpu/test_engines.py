@@ -30,12 +30,13 @@ class There(PlainHost):
         return {name: each.to(CUDA) for name, each in super().create_weights(specs).items()}
 
 
-def loaded(folder, device, dtype="float32", *, graphs=False):
+def loaded(folder, device, dtype="float32", *, graphs=False, weights="dtype"):
     config = TargetConfig(
         model=str(folder),
         run_dir="",
         life=0,
         dtype=dtype,
+        weights=weights,
         taps=(0, 2),
         block_size=8,
         prefill_chunk=16,
@@ -66,6 +67,17 @@ def test_the_load_time_probe_runs_here_and_says_what_it_found(runtime, tmp_path,
     target = loaded(write_tiny_target(tmp_path), CUDA, dtype)
     assert target.exactness.kind in ("native", "padded", "no")
     print(dtype, target.exactness)  # the table of docs/gpu.md wants it
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_rounded_weights_give_the_cpus_logits_but_for_bfloat16(runtime, tmp_path, weights):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    folder = write_tiny_target(tmp_path, "qwen3", intermediate_size=64)
+    ids = torch.arange(40) % 97
+    here, there = (loaded(folder, device, weights=weights) for device in (CPU, CUDA))
+    print(weights, there.exactness)  # the table of docs/gpu.md wants it
+    one, other = (target.verify_batch(0, ids, 0, "last") for target in (here, there))
+    assert float((other.cpu() - one).norm() / one.norm()) < 0.02
 
 
 def test_recorded_forwards_give_what_plain_ones_give(runtime, tmp_path):

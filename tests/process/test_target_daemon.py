@@ -382,6 +382,7 @@ def test_facts_are_one_json_object():
     assert facts["torch"] == torch.__version__
     assert facts["gpus"]
     assert facts["auto_dtype"] in ("float32", "bfloat16")
+    assert facts["weights"] == ["dtype", "int8", "int4"]
     assert facts["usable_cores"] == len(os.sched_getaffinity(0))
     assert facts.keys() >= {"python", "cpu_capability", "amx", "fast_bf16", "usable_cores"}
 

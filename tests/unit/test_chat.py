@@ -38,6 +38,7 @@ def talk(texts, monkeypatch, capsys):
             hand_over="synchronise",
             graphs=False,
             dtype="auto",
+            target_weights="dtype",
             exact=False,
             rollback="auto",
             threads=0,

@@ -218,6 +218,7 @@ def test_a_system_text_without_a_template_is_refused_before_anything_is_read():
         max_tokens=1,
         system="s",
         dtype="auto",
+        target_weights="dtype",
         exact=False,
         threads=0,
         trace=None,
