@@ -10,7 +10,7 @@ from typing import Final
 
 from launch.models import LocalModel
 from launch.training.found import Found
-from launch.training.harvest import SOURCE_TASK
+from launch.training.harvest import SOURCE_TASK, SOURCE_TEMPERATURE
 from launch.training.history import History
 from launch.training.overlap import RUN
 from launch.training.plan import Composed, Plan
@@ -80,7 +80,7 @@ def _data(facts: CardFacts) -> Iterator[str]:
     yield (
         f"{found.sequences:,} sequences, {found.tokens:,} tokens with their prompts, "
         f"{found.answer_tokens:,} of them answers, from {source}; {found.sampled:,} sequences were "
-        f"answered at temperature 1 and {found.sequences - found.sampled:,} greedily, at most "
+        f"sampled and {found.sequences - found.sampled:,} answered greedily, at most "
         f"{data.max_positions} positions each. {found.held_out.total()} sequences were held out. "
         f"Collecting took {_duration(facts.composed.seconds)}."
     )
@@ -99,7 +99,10 @@ def _data(facts: CardFacts) -> Iterator[str]:
     )
     if found.tasks[SOURCE_TASK] and not names:
         yield ""
-        yield f"`{SOURCE_TASK}` are texts that prompts of other tasks are about."
+        yield (
+            f"`{SOURCE_TASK}` are texts that prompts of other tasks are about, sampled at "
+            f"temperature {SOURCE_TEMPERATURE}; the other samples are at temperature 1."
+        )
     yield ""
     yield _dropped(facts.composed.dropped, data.exclude_files)
 

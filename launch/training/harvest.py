@@ -22,7 +22,10 @@ from protocol.training import Answered, Ask, Kept
 HELD_OUT_EVERY: Final = 50  # sequences
 MOST_HELD_OUT: Final = 64
 SOURCE_TASK: Final = "article"  # of texts that others are asked about
-WRITTEN_TOP_P: Final = 0.95  # of a user's turn: what is least likely makes no sentence
+# At temperature 1 a small target strays from any subject; what prompts are made of keeps to it.
+WRITTEN_TEMPERATURE: Final = 0.9  # of a user's turn
+SOURCE_TEMPERATURE: Final = 0.7  # of a text that others are asked about
+WRITTEN_TOP_P: Final = 0.95  # of both
 MOST_IN_VAIN: Final = 1000
 REASONS: Final = ("duplicate", "excluded", "unusable", "too long")
 
@@ -180,11 +183,11 @@ class Harvest:
 
     def _ask(self, going: _Going, wanted: Wanted, tokens: int) -> Ask:
         number = going.number * STEPS + going.step
-        ends = self._speech.answer_ends if wanted.is_kept else self._speech.turn_ends
+        temperature, top_p = _manner(wanted)
         sampling = Sampling(
-            eos_token_ids=ends,
-            temperature=1.0 if wanted.sampled else 0.0,
-            top_p=1.0 if wanted.is_kept else WRITTEN_TOP_P,
+            eos_token_ids=self._speech.answer_ends if wanted.is_kept else self._speech.turn_ends,
+            temperature=temperature,
+            top_p=top_p,
             seed=_seed(self._seed, number),
         )
         kept = None
@@ -219,6 +222,15 @@ class Harvest:
     def _task(self, going: _Going) -> str:
         is_source = going.wanted is not None and going.wanted.is_source
         return SOURCE_TASK if is_source else going.talk.task
+
+
+def _manner(wanted: Wanted) -> tuple[float, float]:
+    """Temperature and top-p."""
+    if not wanted.sampled:
+        return 0.0, 1.0
+    if wanted.is_source:
+        return SOURCE_TEMPERATURE, WRITTEN_TOP_P
+    return (1.0, 1.0) if wanted.is_kept else (WRITTEN_TEMPERATURE, WRITTEN_TOP_P)
 
 
 def _seed(seed: int, number: int) -> int:

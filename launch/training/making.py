@@ -82,8 +82,7 @@ def make(options: TrainOptions, model: LocalModel, before: Plan | None, watch: W
     if not job.plan.training_began:
         _collect(job, watch)
     found = find(job.out, _source(job).repeat)
-    _check_data(found)
-    trained = None if options.data_only else _train(job, watch)
+    trained = None if options.data_only else _train(job, found, watch)
     return _described(job, found, trained)
 
 
@@ -165,6 +164,7 @@ def _collect(job: _Job, watch: Watch) -> None:
 
 
 def _check_data(found: Found) -> None:
+    """Raise ConfigError where there is nothing to train on, or nothing to walk."""
     held = found.held_out.total()
     if not held or held == found.sequences:
         raise ConfigError(
@@ -173,7 +173,8 @@ def _check_data(found: Found) -> None:
         )
 
 
-def _train(job: _Job, watch: Watch) -> Trained:
+def _train(job: _Job, found: Found, watch: Watch) -> Trained:
+    _check_data(found)
     options = job.options
     begun = msgspec.structs.replace(job.plan, training_began=True)
     plan.write_part(job.out, plan.PLAN, begun)

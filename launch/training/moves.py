@@ -56,7 +56,7 @@ class Say:
 class Answer:
     """The target answers what the user said; prompt and answer are kept.
 
-    `free`: at temperature 1 whatever the talk's own is, for texts that others are asked about.
+    `free`: sampled whatever the talk's own manner is, for texts that others are asked about.
     """
 
     tokens: int = ANSWER_TOKENS
@@ -91,7 +91,7 @@ class Wanted:
     messages: tuple[Mapping[str, str], ...]
     tokens: int
     opening: str | None = None
-    sampled: bool = False  # at temperature 1; else greedily
+    sampled: bool = False  # else greedily
     is_source: bool = False  # of a text that others are asked about
 
     @property

@@ -43,18 +43,22 @@ _FROM_ENGLISH: Final = tuple(
     for start in _ENGLISH_STARTS
 )
 _REPORTS: Final = (
-    "Write a detailed news article about {topic}.",
-    "Write a long report about {topic} for a newspaper, with names, numbers and quotes.",
+    "Write a detailed news article about {topic} in {city}.",
+    "Write a long report about {topic} for a newspaper in {city}, with names, numbers and quotes.",
     "Write several paragraphs about {topic} and {topic#b}.",
-    "Write an article about {topic} in {city}.",
+    "Write a {tone} article about {topic}, for {person}.",
     "Explain everything that {person} should know about {topic}, in several paragraphs.",
     "Write a news story about {topic} with statements of {name} and {name#b}.",
+    "Write a press release from {city} about {topic}.",
+    "Tell what {name} did about {topic}, in several long paragraphs.",
 )
 _PASSAGES: Final = (
-    "Write one paragraph of an encyclopedia about {topic}.",
-    "Write a paragraph about the history of {topic}.",
-    "Write a factual paragraph about {topic} in {city}.",
-    "Describe {topic} in one long paragraph.",
+    "Write one paragraph of an encyclopedia about {topic} and {topic#b}.",
+    "Write a paragraph about the history of {topic} in {city}.",
+    "Write a factual paragraph about {topic} for {person}.",
+    "Describe {topic} in one long paragraph, with {n:2-9} facts.",
+    "Write a {tone} paragraph about {thing} and {topic}.",
+    "Who is {name} of {city}, known for {topic}? Write one paragraph about {name}.",
 )
 _FOLLOW_UPS: Final = (
     "Can you explain that in simpler words?",
@@ -110,10 +114,12 @@ _WRITINGS: Final = (
 _EXPLAINING: Final = (
     "Explain to {person} how {thing} works.",
     "What is the difference between {thing} and {thing#b}?",
-    "What are the main facts about {topic}?",
-    "Why is {topic} important?",
-    "Describe {topic} step by step.",
+    "What are the {n:3-9} main facts about {topic}?",
+    "Why do people care about {topic}, and why about {topic#b}?",
+    "Describe step by step what {person} does with {thing}.",
     "How would you compare {topic} with {topic#b}?",
+    "What should {person} know about {topic}?",
+    "How are {topic} and {thing} related?",
 )
 _REWRITING: Final = (
     "Rewrite this text in a {tone} tone:\n\n{answer}",

@@ -14,6 +14,8 @@ from launch.training.harvest import (
     MOST_HELD_OUT,
     MOST_IN_VAIN,
     SOURCE_TASK,
+    SOURCE_TEMPERATURE,
+    WRITTEN_TEMPERATURE,
     WRITTEN_TOP_P,
     Harvest,
 )
@@ -160,8 +162,9 @@ def test_most_talks_are_greedy_and_the_rest_at_temperature_1(bare):
     others = [ask for ask in asks if ask.kept.task != SOURCE_TASK]
     greedy = sum(ask.sampling.temperature == 0 for ask in others)
     assert 0.6 < greedy / len(others) < 0.8
-    assert {ask.sampling.temperature for ask in asks} == {0.0, 1.0}
-    assert all(ask.sampling.temperature == 1 for ask in asks if ask.kept.task == SOURCE_TASK)
+    assert {ask.sampling.temperature for ask in others} == {0.0, 1.0}
+    sources = {ask.sampling.temperature for ask in asks if ask.kept.task == SOURCE_TASK}
+    assert sources == {SOURCE_TEMPERATURE}
 
 
 def test_a_self_written_turn_is_sampled_behind_what_the_template_puts_before_it(speech):
@@ -170,7 +173,7 @@ def test_a_self_written_turn_is_sampled_behind_what_the_template_puts_before_it(
     (ask,) = collected.asks(1)
     assert ask.kept is None
     assert texts(speech, [ask]) == ["[user]Who"]
-    assert (ask.sampling.temperature, ask.sampling.top_p) == (1.0, WRITTEN_TOP_P)
+    assert (ask.sampling.temperature, ask.sampling.top_p) == (WRITTEN_TEMPERATURE, WRITTEN_TOP_P)
     text = " wrote this? And who that?"
     collected.answered(Answered(id=ask.id, tokens=ids(text), finish_reason="stop"))
     (ask,) = collected.asks(1)
@@ -240,7 +243,7 @@ def test_texts_that_others_are_asked_about_are_kept_under_a_task_of_their_own(sp
         Answered(id=first.id, tokens=ids("Eight words " * 4 + "at last. Cut"), finish_reason="stop")
     )
     (second,) = collected.asks(1)
-    assert (first.kept.task, first.sampling.temperature) == (SOURCE_TASK, 1.0)
+    assert (first.kept.task, first.sampling.temperature) == (SOURCE_TASK, SOURCE_TEMPERATURE)
     assert second.kept.task == "sum"
     assert texts(speech, [second]) == ["[user]Sum: " + "Eight words " * 4 + "at last.[answer]"]
 
@@ -257,7 +260,7 @@ def test_what_held_out_prompts_are_about_is_not_kept(speech):
     collected = harvest(speech, OwnSource([Task("sum", 1, moves)], 1))
     (first,) = collected.asks(1)
     assert first.kept is None
-    assert first.sampling.temperature == 1.0
+    assert first.sampling.temperature == SOURCE_TEMPERATURE
     collected.answered(
         Answered(id=first.id, tokens=ids("Eight words " * 4 + "at last."), finish_reason="stop")
     )
