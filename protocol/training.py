@@ -168,6 +168,7 @@ class TrainConfig(FrozenConfig, frozen=True, kw_only=True):
     validate_every: Positive = 200
     validate_sequences: Count = 64  # of those held out; 0: all
     save_seconds: Timeout = 120.0  # between two states to resume from
+    collect: str = ""  # the `CollectConfig` by which missing features are made; empty: none are
     seed: Count = 0
     dtype: DType = "float32"
     device: str = "cpu"

@@ -18,7 +18,7 @@ from protocol.closing import Closing
 from protocol.errors import ConfigError
 
 Array = npt.NDArray[Any]
-CACHED_SHARDS: Final = 32
+CACHED_SHARDS: Final = 12  # more than are shuffled among each other
 LEAST_ANSWER: Final = 2  # tokens: a block's first row and one that it predicts
 # Makes the features of a shard whose file is missing; see `draft_daemon.training.features`.
 Make = Callable[[int, Shard], Array]
@@ -113,7 +113,9 @@ class Corpus(Closing):
             found = map_features(self._folder, number, shard, self._taps)
         if found is None:
             if self._make is None:
-                raise ConfigError(f"{self._folder}: shard {number} has no features")
+                raise ConfigError(
+                    f"shard {number} has no features, and no config says how to make them"
+                )
             found = self._make(number, shard)
         self._features[number] = found
         while len(self._features) > CACHED_SHARDS:

@@ -15,7 +15,7 @@ from draft_daemon.training.data import Corpus, Place, Text
 from protocol.training import TrainConfig
 
 Array = npt.NDArray[Any]
-WINDOW: Final = 16  # shards whose sequences are shuffled among each other
+WINDOW: Final = 8  # shards whose sequences are shuffled among each other
 LIKELY: Final = float(np.log(0.01))  # ids that the target gives more than this are always scored
 ORDER, ANCHORS, ROWS = range(3)  # what is drawn, apart from each other
 

@@ -1,6 +1,7 @@
 """From a config to a run: everything is read and checked here, before the first step."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from draft_daemon.training import journal
 from draft_daemon.training.batches import Goals
 from draft_daemon.training.curve import check_library
 from draft_daemon.training.data import Corpus
+from draft_daemon.training.features import Maker
 from draft_daemon.training.network import Network
 from draft_daemon.training.optimiser import Average, Optimiser
 from draft_daemon.training.order import Order
@@ -42,7 +44,11 @@ def run(
     raw = draft_json(config)
     facts = read_facts(config, raw)
     data = Path(config.folder) / DATA_FOLDER
-    with Corpus(data, config.taps, facts.vocab_size, make=None) as corpus:
+    with ExitStack() as stack:
+        make = None
+        if config.collect:
+            make = stack.enter_context(Maker(config, ranks.rank, endings, say)).make
+        corpus = stack.enter_context(Corpus(data, config.taps, facts.vocab_size, make))
         parts = _parts(config, raw, facts, corpus)
         endings.check()
         return _trainer(config, facts, parts, (ranks, endings, say)).run()

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from draft_daemon.training.batches import Goals, Lexicon, batch_of
 from draft_daemon.training.curve import draw
-from draft_daemon.training.data import Corpus, Place
+from draft_daemon.training.data import Corpus, Place, Text
 from draft_daemon.training.export import export, rounded
 from draft_daemon.training.journal import Journal, Stepped, read_journal
 from draft_daemon.training.loss import weighted_loss
@@ -73,6 +73,7 @@ class Trainer:
         self._began = time.monotonic() - counts.seconds
         self._saved = time.monotonic()
         self._told = 0.0
+        self._texts: list[Text] = []  # that are walked, once they were read
         self._journal = Journal(self._folder / STEPS_FILE) if ranks.leads else None
 
     def run(self) -> Trained:
@@ -164,7 +165,7 @@ class Trainer:
         parts, step = self._parts, self._counts.step
         weights = rounded(parts.average.weights)
         parts.walked.load_state_dict(weights)
-        texts = [parts.corpus.text(place) for place in self._places()]
+        texts = self._texts = self._texts or [self._held(place) for place in self._places()]
         figures = walk(
             parts.walked, parts.lexicon, texts, lambda done: self._walked(done, len(texts))
         )
@@ -193,6 +194,11 @@ class Trainer:
         if not count or count >= len(walked):
             return walked
         return [walked[int(at)] for at in np.linspace(0, len(walked) - 1, count)]
+
+    def _held(self, place: Place) -> Text:
+        """A text with features in memory: its shard may have to be forgotten."""
+        text = self._parts.corpus.text(place)
+        return replace(text, features=np.array(text.features))
 
     def _walked(self, done: int, total: int) -> None:
         self._endings.check()

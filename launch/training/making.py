@@ -191,6 +191,7 @@ def _train(job: _Job, found: Found, watch: Watch) -> Trained:
         dtype="float32" if options.dtype == "auto" else options.dtype,
         device=options.device,
         threads=options.threads,
+        collect=str((job.out / COLLECT_CONFIG).absolute()),
     )
     line = teaching.command(_written(job.out, TRAIN_CONFIG, config), options.ranks)
     return teaching.teach(line, options.ranks, watch)

@@ -12,13 +12,25 @@ import torch
 from safetensors.torch import load_file
 from support.learnable import tiny_config, write_answers, write_learnable_target
 
+from draft_daemon.training.data import Corpus, Place
+from draft_daemon.training.features import FOLDER, Maker
 from draft_daemon.training.journal import read_journal
 from draft_daemon.training.ranks import Ranks
 from draft_daemon.training.run import run
 from draft_daemon.training.state import STATE
 from protocol.config import write_config
 from protocol.ending import EndingSignals
-from protocol.training import STEPS_FILE, Problem, Report, Trained, TrainLine, Validated
+from protocol.errors import CheckpointError, ModelNotFound, ProtocolError
+from protocol.training import (
+    DATA_FOLDER,
+    STEPS_FILE,
+    CollectConfig,
+    Problem,
+    Report,
+    Trained,
+    TrainLine,
+    Validated,
+)
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -132,3 +144,52 @@ def test_two_ranks_have_the_loss_and_the_weights_of_one(fresh, tmp_path):
     weights = [name for name in ours if name.startswith("weights.")]
     worst = max(float((ours[name] - theirs[name]).abs().max()) for name in weights)
     assert worst < 1e-3, worst
+
+
+@pytest.fixture
+def collecting(fresh, tmp_path):
+    """A training config by which missing features are made."""
+    config, _ = fresh()
+    data = tmp_path / "out" / DATA_FOLDER
+    collect = CollectConfig(
+        model=config.model, folder=str(data), taps=config.taps, dtype="float32", threads=1
+    )
+    write_config(collect, tmp_path / "collect.json")
+    return msgspec.structs.replace(config, collect=str(tmp_path / "collect.json"))
+
+
+def test_features_that_are_missing_are_made_by_the_target_and_leave_no_file(collecting, tmp_path):
+    data, said = tmp_path / "out" / DATA_FOLDER, []
+    with Corpus(data, collecting.taps, 97, None) as corpus:
+        before = [corpus.text(Place(1, at)).features.copy() for at in range(3)]
+    (data / "features-00001.safetensors").unlink()
+    with (
+        EndingSignals() as endings,
+        Maker(collecting, 0, endings, said.append) as maker,
+        Corpus(data, collecting.taps, 97, maker.make) as corpus,
+    ):
+        made = [corpus.text(Place(1, at)).features.copy() for at in range(3)]
+        assert not (tmp_path / "out" / FOLDER.format(0)).exists()
+    for old, new in zip(before, made, strict=True):
+        ours, theirs = (torch.from_numpy(each).view(torch.bfloat16).float() for each in (old, new))
+        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
+    assert {(line.stage, line.detail) for line in said} == {("features", "shard 1")}
+    there = [f"{name}.safetensors" for name in ("features-00000", "shard-00000", "shard-00001")]
+    assert sorted(os.listdir(data)) == there
+
+
+def test_why_features_cannot_be_made_is_told(collecting, tmp_path):
+    other, known = tmp_path / "nowhere.json", (tmp_path / "collect.json").read_bytes()
+    collect = msgspec.json.decode(known, type=CollectConfig)
+    write_config(msgspec.structs.replace(collect, model=str(tmp_path / "no")), other)
+    config = msgspec.structs.replace(collecting, collect=str(other))
+    data = tmp_path / "out" / DATA_FOLDER
+    with EndingSignals() as endings, Maker(config, 0, endings, print) as maker:
+        with (
+            Corpus(data, config.taps, 97, None) as corpus,
+            pytest.raises((ModelNotFound, CheckpointError)),
+        ):
+            maker.make(0, corpus.shard(0))
+        with pytest.raises(ProtocolError, match="not a line"):
+            maker._hear(b"nonsense", 0)
+    assert not (tmp_path / "out" / FOLDER.format(0)).exists()

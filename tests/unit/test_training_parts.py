@@ -143,7 +143,7 @@ def test_too_little_data_and_missing_features_are_refused(tmp_path):
         Corpus(tmp_path / "nothing", TAPS, VOCAB, None)
     write_made_shard(tmp_path, 0, [kept(1), kept(2, held_out=True)])
     corpus = Corpus(tmp_path, TAPS, VOCAB, None)
-    with pytest.raises(ConfigError, match="shard 0 has no features"):
+    with pytest.raises(ConfigError, match="shard 0 has no features, and no config"):
         corpus.text(Place(0, 0))
 
 
