@@ -22,6 +22,7 @@ ALTERNATIVES: Final = 8  # ids that are asked for at each slot
 LATEST: Final = 1 / 8  # what a round counts for in the gain of trees
 TOO_SMALL: Final = "a tree of {} nodes has no room beside a chain of {}"
 NO_ROOM: Final = "no round had a draft's chain and room for a branch beside it"
+UNPAID: Final = "no branch paid for its row"
 IDLE: Final = 16  # rounds in which no branch paid, after which alternatives are asked for rarely
 
 
@@ -121,6 +122,7 @@ class Trees:
         self._why_not = ""
         self._crowd = 0  # of a chain that took all nodes
         self._made = False
+        self._offered = False  # whether a chain ever came with alternatives
 
     def top_k(self, target: TargetFacts, draft: DraftFacts | None) -> int:
         self._why_not = "" if draft is None else no_tree(target, draft)
@@ -136,7 +138,7 @@ class Trees:
         chain = unpack_ids(block.proposed)
         if not chain or not block.top_ids:
             return
-        self._slots = slots_of(block)
+        self._slots, self._offered = slots_of(block), True
         nodes = max(len(chain), min(self._nodes, room.rows - 1))
         self._crowd = len(chain) if self._nodes <= len(chain) else 0
         tree = grow(self._slots[: room.depth], len(chain), nodes, self._ranks.weigh)
@@ -158,12 +160,10 @@ class Trees:
         return "chain", self._why_not or self._unmade()
 
     def _unmade(self) -> str:
-        """Why no branch was proposed; "auto" wants none where there was no draft to branch from."""
+        """Why no branch was proposed."""
         if self._crowd:
             return TOO_SMALL.format(self._nodes, self._crowd)
-        if self._costs is None:
-            return NO_ROOM
-        return "no branch paid for its row" if self._idle else ""
+        return UNPAID if self._offered and self._costs is not None else NO_ROOM
 
     def _best(self, costs: Costs, chain: int, chances: Sequence[float], position: int) -> int:
         """How many rows emit the most tokens a second; `chain` where nothing more does."""

@@ -1,4 +1,4 @@
-"""A tiny pair in exact float32 with small windows, and what its engines hold of a slot."""
+"""A tiny pair in float32 with small windows, and what its engines hold of a slot."""
 
 from contextlib import contextmanager
 
@@ -11,7 +11,7 @@ LONG = [(7 * i * i + 3 * i) % (VOCAB - 2) + 1 for i in range(90)]
 
 
 @contextmanager
-def kept_pair(folder, prefix_bytes=0, store=None):
+def kept_pair(folder, prefix_bytes=0, store=None, *, exact=True):
     """Both engines over the checkpoints in `folder`, which are written where they are missing.
 
     The store of prefixes has `prefix_bytes`, and the folder `store` behind it.
@@ -22,7 +22,7 @@ def kept_pair(folder, prefix_bytes=0, store=None):
     with real_pair(
         checkpoints,
         dtype="float32",
-        exact=True,
+        exact=exact,
         threads=1,
         context=CONTEXT,
         prefix_bytes=prefix_bytes,

@@ -118,6 +118,22 @@ def test_a_seed_has_one_text_at_every_width_as_chain_and_tree_and_when_the_draft
                 assert list(result.token_ids) == text[:TOKENS]
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    sampling=samplings(VOCAB),
+    way=st.sampled_from(["chain", "narrow chain", "tree"]),
+    luck=st.integers(0, 1000),
+)
+def test_in_200_generated_combinations_the_ids_with_a_draft_are_those_without(
+    pair, sampling, way, luck
+):
+    plain = pair.run(sampling=sampling, tokens=12)
+    draft = tree(plain.token_ids, seed=luck, first=0.5, among=0.4)
+    found = pair.run(draft, sampling=sampling, tokens=12, **WAYS[way])
+    assert (found.token_ids, found.finish_reason) == (plain.token_ids, plain.finish_reason)
+    assert found.statistics.num_drafts or len(plain.token_ids) < 3
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     sampling=samplings(VOCAB),

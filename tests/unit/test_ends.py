@@ -1,8 +1,8 @@
 """After any end both engines hold the state of a fresh prefill of the prompt and all but one token.
 
-At chain, at tree and one token at a time. The pair is exact, so that equal means bit for bit: K/V
-and feature rows of the target, and, once both go on with the same tokens, the draft's K/V, its
-proposals and the text.
+At chain, at tree and one token at a time. Where the pair is exact, equal means bit for bit: K/V and
+feature rows of the target, and, once both go on with the same tokens, the draft's K/V, its
+proposals and the text. Elsewhere it means within 1e-4, and the same text for 32 tokens more.
 """
 
 import itertools
@@ -69,6 +69,13 @@ def pair(tmp_path_factory):
         yield made
 
 
+@pytest.fixture(scope="module")
+def loose(tmp_path_factory):
+    """A pair whose rows may depend on how many are computed together."""
+    with kept_pair(tmp_path_factory.mktemp("ends") / "pair", exact=False) as made:
+        yield made
+
+
 def budget(text, end):
     return end, {}, {}
 
@@ -110,6 +117,42 @@ REASONS = {"budget": "length", "cancel": "cancelled"}
 @pytest.mark.parametrize("how", ENDS)
 def test_after_any_end_the_state_of_both_is_that_of_a_fresh_prefill(pair, how, end, kind, shape):
     """Rounds accept several tokens, so that ends fall anywhere inside them."""
+    ended, text = decoded_to_its_end(pair, how, end, kind, shape)
+    got = ended.token_ids
+    assert got == text[: len(got)]
+    if how != "cancel":  # which takes effect behind the round that is under way
+        first = text.index(text[end - 1]) + 1 if how in ("stop_token", "eos") else end
+        assert len(got) == first
+    for one, fresh in zip(*states_of(pair, got), strict=True):
+        assert torch.equal(one, fresh)
+    ends, prefilled = gone_on(pair, got)
+    assert (ends.token_ids, ends.rounds, ends.proposed) == (
+        prefilled.token_ids,
+        prefilled.rounds,
+        prefilled.proposed,
+    )
+    for one, fresh in zip(ends.state, prefilled.state, strict=True):
+        assert torch.equal(one, fresh)
+
+
+@pytest.mark.parametrize("kind", SAMPLINGS)
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+@pytest.mark.parametrize("how", ENDS)
+def test_where_rows_are_not_exact_it_is_within_1e_4_and_the_next_32_tokens_are_the_same(
+    loose, how, kind, shape
+):
+    ended, _ = decoded_to_its_end(loose, how, 7, kind, shape)
+    for one, fresh in zip(*states_of(loose, ended.token_ids), strict=True):
+        torch.testing.assert_close(one, fresh, atol=1e-4, rtol=0)
+    ends, prefilled = gone_on(loose, ended.token_ids)
+    assert len(ends.token_ids) == MORE == 32
+    assert ends.token_ids == prefilled.token_ids
+    for one, fresh in zip(ends.state, prefilled.state, strict=True):
+        torch.testing.assert_close(one, fresh, atol=1e-4, rtol=0)
+
+
+def decoded_to_its_end(pair, how, end, kind, shape):
+    """A run that ended so, and the text that the target has without one."""
     sampling = SAMPLINGS[kind]
     text = pair.run(PROMPT, MOST, speculative=False, sampling=sampling).token_ids
     tokens, choice, options = ENDS[how](text, end)
@@ -122,31 +165,41 @@ def test_after_any_end_the_state_of_both_is_that_of_a_fresh_prefill(pair, how, e
         **SHAPES[shape](pair, text),
         **options,
     )
-    got = ended.token_ids
     if shape and end > 2:
         assert max(ended.rounds) > 1
         assert any(ended.parents) == (shape == "tree")
     assert ended.finish == REASONS.get(how, "stop")
-    assert got == text[: len(got)]
-    if how != "cancel":  # which takes effect behind the round that is under way
-        first = text.index(text[end - 1]) + 1 if how in ("stop_token", "eos") else end
-        assert len(got) == first
+    return ended, text
+
+
+def states_of(pair, got):
+    """K/V and feature rows that the last run left, and those of a prefill of all but one token."""
     length = len(PROMPT) + len(got) - 1
-    known = [*PROMPT, *got]
     mine = held(pair, last_slot(pair), length)[:2]
-    assert pair.run(known[:length], 1, speculative=True, retain=True).kept == 0
-    for one, fresh in zip(mine, held(pair, last_slot(pair), length)[:2], strict=True):
-        assert torch.equal(one, fresh)
-    runs, states = [], []
-    for _ in range(2):  # the first goes on from the end, the second from the fresh prefill
-        on = pair.run(known, MORE, speculative=True, base_pos=length, retain=True)
+    assert pair.run([*PROMPT, *got][:length], 1, speculative=True, retain=True).kept == 0
+    return mine, held(pair, last_slot(pair), length)[:2]
+
+
+@dataclass
+class GoneOn:
+    token_ids: tuple[int, ...]
+    rounds: list[int]
+    proposed: list[bytes]
+    slot: int
+    state: tuple[torch.Tensor, ...]
+
+
+def gone_on(pair, got):
+    """32 tokens more behind the end, and then behind the fresh prefill, each in its own slot."""
+    length, found = len(PROMPT) + len(got) - 1, []
+    for _ in range(2):
+        on = pair.run([*PROMPT, *got], MORE, speculative=True, base_pos=length, retain=True)
         assert on.kept >= length - PIECE
-        runs.append((on.token_ids, on.rounds, on.proposed))
-        states.append((last_slot(pair), held(pair, last_slot(pair), length + MORE)))
-    assert runs[0] == runs[1]
-    assert states[0][0] != states[1][0]
-    for one, fresh in zip(states[0][1], states[1][1], strict=True):
-        assert torch.equal(one, fresh)
+        slot = last_slot(pair)
+        state = held(pair, slot, length + MORE)
+        found.append(GoneOn(on.token_ids, on.rounds, on.proposed, slot, state))
+    assert found[0].slot != found[1].slot
+    return found
 
 
 def test_a_cancel_in_the_prompt_leaves_what_was_run(pair):

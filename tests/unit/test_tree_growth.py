@@ -15,6 +15,7 @@ from launch.shapes import (
     IDLE,
     NO_ROOM,
     TOO_SMALL,
+    UNPAID,
     Room,
     Trees,
     shape_for,
@@ -170,8 +171,12 @@ def test_a_tree_is_as_wide_as_its_budget_and_as_deep_as_the_text_goes_on():
 
 
 def test_a_tree_that_was_asked_for_and_had_nothing_to_branch_from_says_so():
-    assert Trees(Ranks(), 9).shape() == ("chain", NO_ROOM)
-    assert Trees(Ranks(), 9, Costs()).shape() == ("chain", "")  # auto asks for none
+    for costs in (None, Costs()):  # as with `tree` and with `auto`
+        shape = Trees(Ranks(), 9, costs)
+        assert shape.shape() == ("chain", NO_ROOM)
+        assert shape.top_k(TARGET, None) == 0  # a round without its draft
+        shape.complete(Block(proposed=pack_ids([1, 2])), Room(10, 9, 32))
+        assert shape.shape() == ("chain", NO_ROOM)
     one = Trees(Ranks(), 1, Costs())
     one.complete(offered(), Room(10, 9, 32))
     assert one.shape() == ("chain", TOO_SMALL.format(1, 3))
@@ -209,7 +214,7 @@ def test_where_no_branch_pays_alternatives_are_asked_for_rarely_and_still():
             shape.complete(block, Room(10, 9, 32))
     assert asked[:IDLE] == [ALTERNATIVES] * IDLE
     assert asked.count(ALTERNATIVES) == IDLE + 9
-    assert shape.shape() == ("chain", "no branch paid for its row")
+    assert shape.shape() == ("chain", UNPAID)
 
 
 @pytest.mark.parametrize(

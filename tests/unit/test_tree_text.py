@@ -202,6 +202,16 @@ def test_a_pair_without_trees_refuses_one_by_name_and_says_why_with_auto(folder)
     assert (result.statistics.verify, result.statistics.verify_reason) == ("chain", "too odd")
 
 
+@pytest.mark.parametrize("verify", ["tree", "auto"])
+def test_where_every_round_was_one_token_the_reason_for_no_tree_says_so(pair, verify):
+    text = pair.alone()
+    for draft, width in ((tree(text), 1), (None, FULL)):
+        figures = pair.run(draft, verify=verify, block_width=width).statistics
+        assert (figures.verify, figures.num_trees) == ("chain", 0)
+        assert "no round had a draft's chain" in figures.verify_reason
+    assert pair.run(tree(text), block_width=1).statistics.verify_reason == ""  # chains, as asked
+
+
 def test_what_no_tree_can_be_is_refused_with_the_numbers(pair):
     with pytest.raises(UsageError, match=r"a tree of 12 nodes is a forward of 13 rows; .* 12"):
         pair.run(tree([]), verify="tree", tree_budget=WIDEST)
