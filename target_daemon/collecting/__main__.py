@@ -18,20 +18,20 @@ from protocol.ending import Ended, EndingSignals
 from protocol.errors import DaemonError, UsageError
 from protocol.lifeline import ParentDeath
 from protocol.training import CollectConfig, Problem, Report
+from target_daemon.collecting.choosing import Chooser
 from target_daemon.collecting.collector import Collector
 from target_daemon.collecting.features import make_features
-from target_daemon.collecting.lines import Asks, Out
+from target_daemon.collecting.lines import Asks, Out, keep_stdout
 from target_daemon.collecting.loading import load
 from target_daemon.collecting.shelf import Shelf
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run to the end; returns the exit code."""
+def main(arguments: Sequence[str], stdin: int, stdout: int) -> int:
+    """Run to the end, between two descriptors; returns the exit code."""
     with ParentDeath() as endings:
-        out = Out(endings)
+        out = Out(stdout, endings)
         try:
-            refuse_core_dumps()
-            _run(arguments, endings, out)
+            _run(arguments, endings, stdin, out)
         except Ended:
             return 0
         except Exception as error:  # noqa: BLE001 -- the boundary of the process, which ends with it
@@ -41,12 +41,10 @@ def main(arguments: Sequence[str]) -> int:
             except Ended:
                 sys.stderr.write(f"{ours}\n")
             return ours.exit_code
-        finally:
-            out.close()
     return 0
 
 
-def _run(arguments: Sequence[str], endings: EndingSignals, out: Out) -> None:
+def _run(arguments: Sequence[str], endings: EndingSignals, stdin: int, out: Out) -> None:
     path, number = _parse(arguments)
     config = read_config(CollectConfig, path)
 
@@ -62,7 +60,9 @@ def _run(arguments: Sequence[str], endings: EndingSignals, out: Out) -> None:
         shelf = Shelf(config)
         shelf.open()
         loaded = load(config, progress)
-        Collector(config, loaded, shelf, Asks(0, endings), out).run(endings)
+        with Chooser(torch.get_num_threads()) as chooser:
+            asks = Asks(stdin, endings)
+            Collector(config, loaded, chooser, shelf, asks, out).run(endings)
 
 
 def _parse(arguments: Sequence[str]) -> tuple[Path, int | None]:
@@ -76,4 +76,5 @@ def _parse(arguments: Sequence[str]) -> tuple[Path, int | None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    refuse_core_dumps()
+    sys.exit(main(sys.argv[1:], 0, keep_stdout()))

@@ -6,6 +6,7 @@ from typing import Final
 from protocol.ending import EndingSignals
 from protocol.errors import DaemonError
 from protocol.training import CollectConfig, Report
+from target_daemon.collecting.choosing import Chooser
 from target_daemon.collecting.decoder import Decoder, Finished, refused
 from target_daemon.collecting.lines import Asks, Out
 from target_daemon.collecting.loading import Loaded
@@ -18,7 +19,13 @@ class Collector:
     """Answers until the input ends, or the process is told to."""
 
     def __init__(
-        self, config: CollectConfig, loaded: Loaded, shelf: Shelf, asks: Asks, out: Out
+        self,
+        config: CollectConfig,
+        loaded: Loaded,
+        chooser: Chooser,
+        shelf: Shelf,
+        asks: Asks,
+        out: Out,
     ) -> None:
         target = loaded.target
         self._shelf, self._asks, self._out = shelf, asks, out
@@ -26,6 +33,7 @@ class Collector:
         self._decoder = Decoder(
             loaded.forwards,
             self._records,
+            chooser,
             slots=loaded.slots,
             vocab_size=target.vocab_size,
             eos=target.eos_token_ids,

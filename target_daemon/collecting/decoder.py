@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 
 from protocol.checkpoints.shards import Array, Example
-from protocol.choice import choose, is_plain, penalises
 from protocol.errors import DaemonError, UsageError
 from protocol.messages import Sampling
 from protocol.training import Answered, Ask, Kept
+from target_daemon.collecting.choosing import Chooser, Chosen
 from target_daemon.collecting.forwards import Forwards, Step
 from target_daemon.collecting.likeliest import likeliest
 from target_daemon.collecting.records import Records
 from target_daemon.sequences import resolved
 
 CHUNK_ROWS: Final = 512  # of prompts that one forward takes beside the rows of all slots
-NOTHING: Final = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(slots=True)
@@ -56,13 +55,14 @@ class Decoder:
         self,
         forwards: Forwards,
         records: Records,
+        chooser: Chooser,
         *,
         slots: int,
         vocab_size: int,
         eos: tuple[int, ...],
         likeliest: int,
     ) -> None:
-        self._forwards, self._records = forwards, records
+        self._forwards, self._records, self._chooser = forwards, records, chooser
         self._slots, self._vocab_size, self._eos = slots, vocab_size, eos
         self._likeliest = min(likeliest, vocab_size)
         self._texts: list[Text] = []
@@ -97,17 +97,18 @@ class Decoder:
     def step(self) -> list[Finished]:
         """One forward; the texts that ended with it."""
         steps = self._plan()
-        rows = self._forwards.run(steps, self._records)
+        hidden = self._forwards.run(steps, self._records)
         for text, step in zip(self._texts, steps, strict=True):
             text.done = step.last + 1
         ready = [at for at, text in enumerate(self._texts) if text.done == len(text.tokens)]
         if not ready:
             return []
-        logits = self._forwards.score(rows if len(ready) == len(rows) else rows[ready])
+        logits = self._forwards.score(hidden if len(ready) == len(hidden) else hidden[ready])
         self._note(ready, logits)
-        finished = []
+        rows = [Chosen(self._texts[slot].sampling, self._texts[slot].tokens) for slot in ready]
+        choices, finished = self._chooser.choose(logits, rows), list[Finished]()
         # From the end, so that a slot that is filled from behind holds a text that is done with.
-        for slot, choice in reversed(list(zip(ready, self._choose(ready, logits), strict=True))):
+        for slot, choice in reversed(list(zip(ready, choices, strict=True))):
             ended = self._take(slot, choice)
             if ended is not None:
                 finished.append(ended)
@@ -131,31 +132,6 @@ class Decoder:
         positions = torch.tensor([self._texts[ready[at]].done - 1 for at in kept])
         found = likeliest(logits if len(kept) == len(ready) else logits[kept], self._likeliest)
         self._records.note(slots, positions, *found)
-
-    def _choose(self, ready: Sequence[int], logits: Tensor) -> list[int | DaemonError]:
-        """The next token of each text, or why none follows."""
-        chosen: list[int | DaemonError] = [0] * len(ready)
-        greedy = [at for at, slot in enumerate(ready) if is_plain(self._texts[slot].sampling)]
-        alone = set(range(len(ready))) - set(greedy)
-        if greedy:
-            rows = logits if not alone else logits[greedy]
-            try:
-                ids = choose(rows, 0, Sampling(), NOTHING).tolist()
-            except DaemonError:  # of one row; which, is found out one by one
-                alone |= set(greedy)
-            else:
-                for at, token in zip(greedy, ids, strict=True):
-                    chosen[at] = token
-        for at in alone:
-            chosen[at] = self._choose_one(self._texts[ready[at]], logits[at : at + 1])
-        return chosen
-
-    def _choose_one(self, text: Text, logits: Tensor) -> int | DaemonError:
-        history = torch.tensor(text.tokens) if penalises(text.sampling) else NOTHING
-        try:
-            return int(choose(logits, len(text.tokens), text.sampling, history)[0])
-        except DaemonError as error:
-            return error
 
     def _take(self, slot: int, choice: int | DaemonError) -> Finished | None:
         """Let the text go on with its next token, or end."""

@@ -70,14 +70,19 @@ class Asks:
             raise ProtocolError(f"a line of more than {MAX_LINE:,} bytes")
 
 
-class Out:
-    """Standard output, kept for lines: everything else that is printed goes to standard error."""
+def keep_stdout() -> int:
+    """Standard output for lines alone: everything else that is printed goes to standard error."""
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    return kept
 
-    def __init__(self, endings: EndingSignals) -> None:
-        self._endings = endings
-        self._fd = os.dup(1)
-        os.dup2(2, 1)
-        os.set_blocking(self._fd, False)
+
+class Out:
+    """Where lines go, a descriptor that is not its own."""
+
+    def __init__(self, fd: int, endings: EndingSignals) -> None:
+        self._fd, self._endings = fd, endings
+        os.set_blocking(fd, False)
 
     def write(self, line: CollectLine) -> None:
         """Write one line, however long its reader takes; Ended where he is gone, or it is time."""
@@ -89,10 +94,6 @@ class Out:
                 self._wait()
             except BrokenPipeError:
                 raise Ended("nobody reads the answers") from None
-
-    def close(self) -> None:
-        """Standard output ends."""
-        os.close(self._fd)
 
     def _wait(self) -> None:
         """Until there is room; once it is time to end, no longer than an ending may take."""

@@ -19,6 +19,8 @@ from target_daemon.dense.key_values import KeyValues
 from target_daemon.dense.places import Line, Places
 from target_daemon.dense.weights import DenseWeights, LayerWeights
 
+ABREAST_MULTIPLE = 16  # of K where rows need not be the same at every width
+
 # Rows of a forward, keys and values that they attend to, and by window what of them is seen.
 Part: TypeAlias = tuple[slice, Sequence[Tensor], Mapping[int | None, Tensor]]
 
@@ -84,7 +86,7 @@ class Stack:
         """Residual stream [rows, hidden] of rows of several slots; K/V of all of them, and taps."""
         hidden, own = self.embed(tokens), places.own
         slots, positions = places.slots.to(hidden.device), places.positions.to(hidden.device)
-        length = padded_length(places.reach, self._key_values.capacity)
+        length = padded_length(places.reach, self._key_values.capacity, ABREAST_MULTIPLE)
         masks = {window: places.mask(length, window, hidden) for window in self._windows}
         parts: list[Part] = [(slice(0, own), self._key_values.abreast(own, length), masks)]
         parts += self._chunks(places, hidden)

@@ -1,19 +1,51 @@
 """Collecting over tiny targets, in this process: what is asked, and what comes of it."""
 
+import msgspec
 import torch
 
+from protocol.config import write_config
 from protocol.messages import Sampling
-from protocol.training import Ask, CollectConfig, Kept
+from protocol.training import Ask, CollectConfig, CollectLine, Kept
+from target_daemon.collecting.__main__ import main
+from target_daemon.collecting.choosing import Chooser
 from target_daemon.collecting.decoder import Decoder
 from target_daemon.collecting.loading import load
 
 TAPS = (0, 2, 3)
+DEFAULTS = {"slots": 3, "max_positions": 96, "likeliest": 5, "taps": TAPS, "threads": 1}
+
+
+def run(place, model, folder, asks=b"", *arguments, **settings):
+    """The whole of the process, in this one: what it says, and its exit code."""
+    config = CollectConfig(model=str(model), folder=str(folder), **(DEFAULTS | settings))
+    path = place / f"config-{len(list(place.glob('config-*')))}.json"
+    write_config(config, path)
+    said, threads = place / "said", torch.get_num_threads()
+    lines = asks if isinstance(asks, bytes) else encoded(asks)
+    (place / "asked").write_bytes(lines)
+    try:
+        with (place / "asked").open("rb") as stdin, said.open("wb") as stdout:
+            code = main([str(path), *arguments], stdin.fileno(), stdout.fileno())
+    finally:
+        torch.set_num_threads(threads)
+    return code, decoded(said.read_bytes())
+
+
+def decoded(data):
+    return [msgspec.json.decode(line, type=CollectLine) for line in data.splitlines()]
+
+
+def encoded(asks):
+    return b"".join(msgspec.json.encode(each) + b"\n" for each in asks)
+
+
+def of(kind, lines):
+    return [line for line in lines if isinstance(line, kind)]
 
 
 def loaded(model, folder="", **settings):
     """A target that is ready to answer, and its config."""
-    defaults = {"slots": 3, "max_positions": 96, "likeliest": 5, "taps": TAPS, "threads": 1}
-    config = CollectConfig(model=str(model), folder=str(folder), **(defaults | settings))
+    config = CollectConfig(model=str(model), folder=str(folder), **(DEFAULTS | settings))
     threads = torch.get_num_threads()
     try:
         return load(config, lambda *_: None), config
@@ -21,11 +53,12 @@ def loaded(model, folder="", **settings):
         torch.set_num_threads(threads)
 
 
-def decoder(ready, config, *, features=True):
+def decoder(ready, config, *, features=True, chooser=None):
     target = ready.target
     return Decoder(
         ready.forwards,
         ready.records(config, features=features),
+        chooser or Chooser(1),
         slots=ready.slots,
         vocab_size=target.vocab_size,
         eos=target.eos_token_ids,

@@ -11,6 +11,7 @@ from protocol.choice import choose
 from protocol.errors import ConfigError, InsufficientMemory, UsageError
 from target_daemon.collecting import decoder as decoding
 from target_daemon.collecting import loading
+from target_daemon.collecting.choosing import Chooser
 from target_daemon.collecting.forwards import OneByOne, Together
 from target_daemon.collecting.likeliest import likeliest
 from target_daemon.sequences import resolved
@@ -85,6 +86,14 @@ def test_one_by_one_gives_the_same(model):
     target = load(model, slots=3, max_positions=96, ring_window=64, prefill_chunk=8)
     alone = loading.Loaded(target, OneByOne(target), 3)
     _same_as_alone(model, asks, answer_all(decoder(alone, config), asks))
+
+
+def test_threads_that_choose_change_nothing(model):
+    asks = [ask(number, PROMPTS[number], seed=number, **SAMPLED) for number in range(6)]
+    ready, config = loaded(model, slots=6)
+    with Chooser(3) as chooser:
+        found = answer_all(decoder(ready, config, chooser=chooser), asks)
+    _same_as_alone(model, asks, found)
 
 
 def test_a_prompt_that_one_forward_has_no_room_for_takes_several(model, monkeypatch):
