@@ -101,7 +101,11 @@ class Collecting:
         return self._before + (time.monotonic() - self._began if self._began else 0.0)
 
     def _is_enough(self) -> bool:
-        return self._harvest.is_over or self._goal.is_reached(self._harvest.tokens, self.seconds)
+        harvest = self._harvest
+        if not self._goal.is_reached(harvest.tokens, self.seconds):
+            return harvest.is_over
+        # Without something to walk the data are of no use, and it is among the first asked.
+        return harvest.has_held_out or not harvest.outstanding
 
     def _take(self, lines: Sequence[Said]) -> None:
         for line in lines:

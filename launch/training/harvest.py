@@ -74,6 +74,7 @@ class Harvest:
         self._ready: deque[Ask] = deque()
         self._used_up = False
         self.tokens = begun.tokens  # of answered sequences that are kept
+        self.has_held_out = bool(begun.held_out)  # whether one of them is never trained on
         self.outstanding = 0
 
     @property
@@ -109,6 +110,7 @@ class Harvest:
             return
         if going.wanted.is_kept and not self._is_hidden(going):
             self.tokens += len(going.prompt) + len(message.tokens)
+            self.has_held_out |= going.held_out
         self._advance(going, self._speech.text(message.tokens, going.prompt))
 
     def _refused(self, going: _Going, detail: str) -> None:

@@ -147,7 +147,7 @@ def _collect(job: _Job, watch: Watch) -> None:
 
     tokens = options.goal.tokens
     data = job.out / DATA_FOLDER
-    budget = feature_budget(options.feature_cache, data, job.config, job.plan.data.taps, tokens)
+    budget = feature_budget(options.feature_cache, data)
     check_disk(data, max(0, tokens - found.tokens), budget)
     config = CollectConfig(
         model=str(job.model.path),

@@ -1,7 +1,6 @@
 """Whether memory and disk are enough for what is to be made, with the numbers."""
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,20 +17,9 @@ TRAINED_BYTES: Final = 16  # of a parameter: itself, its gradient, AdamW's two m
 PROCESS_BYTES: Final = 400_000_000  # of an interpreter with its libraries
 
 
-def feature_bytes(config: ModelConfig, taps: Sequence[int], tokens: int) -> int:
-    """What the features of `tokens` take, in bfloat16."""
-    return tokens * len(taps) * config.hidden_size * 2
-
-
-def feature_budget(
-    stated: int | None, folder: Path, config: ModelConfig, taps: Sequence[int], tokens: int
-) -> int:
-    """Bytes for features: as stated, else all of them within a part of the free disk."""
-    if stated is not None:
-        return stated
-    share = int(shutil.disk_usage(folder).free * AUTO_SHARE)
-    # Collecting goes a little beyond its goal.
-    return min(share, feature_bytes(config, taps, tokens) * 11 // 10) if tokens else share
+def feature_budget(stated: int | None, folder: Path) -> int:
+    """Bytes for features: as stated, else at most a part of the free disk."""
+    return int(shutil.disk_usage(folder).free * AUTO_SHARE) if stated is None else stated
 
 
 def check_disk(folder: Path, tokens: int, features: int) -> None:

@@ -16,6 +16,12 @@ def write_speaking_pair(folder: Path) -> tuple[Path, Path]:
     """Write a target with tokenizer and chat template, and its draft."""
     target, draft = write_pair(folder)
     edit_json(target / "config.json", max_position_embeddings=POSITIONS)
+    write_tokenizer(target)
+    return target, draft
+
+
+def write_tokenizer(target: Path) -> None:
+    """Give a target of `VOCAB` ids its text side."""
     tokenizer = Tokenizer(models.WordLevel({**SPECIAL, **CHARACTERS}, unk_token="<s>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -24,7 +30,6 @@ def write_speaking_pair(folder: Path) -> tuple[Path, Path]:
     (target / "tokenizer_config.json").write_text(
         json.dumps({"chat_template": TEMPLATE, "eos_token": "</s>"})
     )
-    return target, draft
 
 
 def ids_of(text: str) -> list[int]:
