@@ -54,14 +54,14 @@ def licence_of(folder: Path) -> str:
 
 def _head(facts: CardFacts) -> Iterator[str]:
     train, data = facts.plan.train, facts.plan.data
-    licence = licence_of(facts.model.path)
+    layers, licence = _counted(train.layers, "layer"), licence_of(facts.model.path)
     yield f"# A DFlash draft for {facts.model.name}"
     yield ""
     yield (
-        f"Target: `{data.model}`. Published DFlash format: `config.json` (`block_size` "
+        f"Target: {facts.model.name}. Published DFlash format: `config.json` (`block_size` "
         f"{train.block_size}, taps {list(data.taps)}, mask id {train.mask_token_id}, "
-        f"{train.layers} layers) and bfloat16 `model.safetensors`; embedding and head are the "
-        "target's. Made by `dflashd train`, on the target's own answers."
+        f"{layers}) and bfloat16 `model.safetensors`; embedding and head are the target's. Made by "
+        "`dflashd train`, on the target's own answers."
     )
     yield ""
     yield (
@@ -75,13 +75,14 @@ def _data(facts: CardFacts) -> Iterator[str]:
     found, data = facts.found, facts.plan.data
     names = [Path(path).name for path in data.prompt_files]
     source = f"the files {', '.join(names)}" if names else "prompts that the target wrote itself"
+    greedy = found.sequences - found.sampled
     yield "## Data"
     yield ""
     yield (
-        f"{found.sequences:,} sequences, {found.tokens:,} tokens with their prompts, "
-        f"{found.answer_tokens:,} of them answers, from {source}; {found.sampled:,} sequences were "
-        f"sampled and {found.sequences - found.sampled:,} answered greedily, at most "
-        f"{data.max_positions} positions each. {found.held_out.total()} sequences were held out. "
+        f"{_counted(found.sequences, 'sequence')}, {found.tokens:,} tokens with their prompts, "
+        f"{found.answer_tokens:,} of them answers, from {source}; {_counted(greedy, 'answer')} "
+        f"greedy and {_counted(found.sampled, 'answer')} sampled, at most {data.max_positions} "
+        f"positions each. Held out: {_counted(found.held_out.total(), 'sequence')}. "
         f"Collecting took {_duration(facts.composed.seconds)}."
     )
     yield ""
@@ -121,7 +122,7 @@ def _dropped(dropped: Mapping[str, Sequence[int]], exclude: Sequence[str]) -> st
 
 def _settings(facts: CardFacts) -> Iterator[str]:
     train, trained = facts.plan.train, facts.trained
-    asked = f"{train.steps:,} steps" if train.steps else f"{train.hours:g} hours in all"
+    asked = _counted(train.steps, "step") if train.steps else f"{train.hours:g} hours in all"
     yield "## Training"
     yield ""
     yield (
@@ -192,7 +193,11 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def _duration(seconds: float) -> str:
     if seconds < 120:
-        return f"{seconds:.0f} seconds"
+        return f"{seconds:.1f} seconds"
     if seconds < 7200:
         return f"{seconds / 60:.0f} minutes"
     return f"{seconds / 3600:.1f} hours"
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"

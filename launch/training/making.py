@@ -145,22 +145,26 @@ def _collect(job: _Job, watch: Watch) -> None:
         record = Composed(dropped=harvest.dropped, seconds=seconds)
         plan.write_part(job.out, plan.COMPOSED, record)
 
-    tokens = options.goal.tokens
-    data = job.out / DATA_FOLDER
-    budget = feature_budget(options.feature_cache, data)
-    check_disk(data, max(0, tokens - found.tokens), budget)
+    budget = feature_budget(options.feature_cache, job.out / DATA_FOLDER)
+    check_disk(job.out, max(0, options.goal.tokens - found.tokens), budget)
+    line = collecting.command(_collect_config(job, budget))
+    collecting.Collecting(harvest, options.goal, watch, saved, before=composed.seconds).run(line)
+
+
+def _collect_config(job: _Job, feature_bytes: int) -> Path:
+    """Where the collecting process is told what to do, also when features are made again."""
+    options = job.options
     config = CollectConfig(
         model=str(job.model.path),
-        folder=str(data.absolute()),
+        folder=str((job.out / DATA_FOLDER).absolute()),
         taps=job.plan.data.taps,
         dtype=options.dtype,
         device=options.device,
         threads=options.threads,
         max_positions=job.plan.data.max_positions,
-        feature_bytes=budget,
+        feature_bytes=feature_bytes,
     )
-    run = collecting.Collecting(harvest, options.goal, watch, saved, before=composed.seconds)
-    run.run(collecting.command(_written(job.out, COLLECT_CONFIG, config)))
+    return _written(job.out, COLLECT_CONFIG, config)
 
 
 def _check_data(found: Found) -> None:
@@ -181,6 +185,7 @@ def _train(job: _Job, found: Found, watch: Watch) -> Trained:
     config = TrainConfig(
         model=str(job.model.path),
         folder=str(job.out.absolute()),
+        collect=str(_collect_config(job, 0)),
         taps=job.plan.data.taps,
         mask_token_id=job.plan.train.mask_token_id,
         layers=options.layers,
@@ -191,7 +196,6 @@ def _train(job: _Job, found: Found, watch: Watch) -> Trained:
         dtype="float32" if options.dtype == "auto" else options.dtype,
         device=options.device,
         threads=options.threads,
-        collect=str((job.out / COLLECT_CONFIG).absolute()),
     )
     line = teaching.command(_written(job.out, TRAIN_CONFIG, config), options.ranks)
     return teaching.teach(line, options.ranks, watch)

@@ -1,6 +1,6 @@
 """`dflashd train` around its two children: what is asked of them, and what becomes of their faults.
 
-The children are scripts that answer at once; the real ones are run by the last test.
+The children are scripts that answer at once; the last test runs the real ones.
 """
 
 import json
@@ -12,7 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.command import InProcess
-from support.tiny_text import edit_json, write_speaking_pair
+from support.command import dflashd as in_a_process
+from support.learnable import write_learnable_target
+from support.tiny_text import edit_json, write_speaking_pair, write_tokenizer
 from support.train_child import COMMAND, SEQUENCES
 
 from launch.commands import training
@@ -364,3 +366,36 @@ def test_ids_of_requests_say_their_talk(dflashd, begun):
     found = the_data(begun)
     assert max(found.talks) * STEPS < 1 << 40
     assert Path(begun / PLAN).stat().st_size < 4096
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(450)
+def test_one_command_makes_a_draft_that_generate_uses(out, tmp_path):
+    target = write_learnable_target(tmp_path / "target")
+    write_tokenizer(target)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"Say number {number} aloud\n" for number in range(30)))
+    made = in_a_process(
+        *("train", "--model", str(target), "--out", str(out), "--prompts", str(prompts)),
+        *("--tokens", "4000", "--steps", "80", "--layers", "1", "--block-size", "4"),
+        *("--taps", "0,2,3", "--threads", "1", "--json"),
+        env={"DFLASH_HOME": str(tmp_path)},
+        timeout=250,
+    )
+    assert made.code == 0, made.err
+    told = json.loads(made.out)
+    assert told["trained"]
+    assert told["mean_acceptance_length"] > 1.1
+    assert f"**{told['mean_acceptance_length']:.3f}**" in (out / "README.md").read_text()
+    assert (out / "curve.png").stat().st_size > 1000
+    words = ("generate", "--model", str(target), "--block-width", "8", "--threads", "1", "--json")
+    told = in_a_process(
+        *(*words, "--draft", str(out), "--max-tokens", "40", "Say number 7 aloud"),
+        env={"DFLASH_HOME": str(tmp_path)},
+        timeout=150,
+    )
+    assert told.code == 0, told.err
+    report = json.loads(told.out)
+    assert report["mode"] == "speculative"
+    assert report["speculative_decoding"]["num_drafts"] > 0
+    assert report["speculative_decoding"]["mean_acceptance_length"] > 1
