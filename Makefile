@@ -3,9 +3,11 @@
 #   PYTHON=python3.12 make test      another interpreter for the environment
 #   VENV=/somewhere/else make test   another place for it
 #   WHEELS=/folder make gpu          packages from that folder alone, without a network
+#   WORKERS=0 make test              all tests in one process, instead of in two beside each other
 
 PYTHON ?= python3
 VENV ?= .venv
+WORKERS ?= 2
 DEMO_PROMPT ?= A train leaves at 3 pm and travels 60 miles per hour for 4 hours. How far does it go?
 
 BIN := $(VENV)/bin
@@ -15,6 +17,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet \
 
 # Tests on the default model are skipped, and say so, where it cannot be fetched.
 PULL := $(BIN)/dflashd pull --quiet || echo "going on without the default model"
+
+# A file's tests share what it starts, so that a file stays whole; the long files come first.
+SUITE := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint check fix proof reference bench gpu gpu-soak gpu-bench soak adapters clean
@@ -46,7 +51,7 @@ demo: $(VENV)/installed  ## install, fetch the default model, generate once
 
 test: $(VENV)/installed-dev  ## install, then every test except those for a GPU and the soak
 	@$(PULL)
-	$(BIN)/python -m pytest
+	$(BIN)/python $(SUITE)
 
 # --- what a developer runs ---------------------------------------------------------------------
 
@@ -59,7 +64,7 @@ lint: $(VENV)/installed-dev  ## ruff, mypy, import layers
 check: lint  ## lint, and all tests with coverage (at least 95 % of branches)
 	@$(PULL)
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage run $(SUITE)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from support import leaks
+from support import leaks, proof_report
+
+# Workers share the cores; what a test starts has the number of threads that the test says.
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if WORKERS > 1:  # before torch is imported
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // WORKERS)))
 
 # The same examples every time, so that a commit which passed does not fail elsewhere; new ones are
 # looked for on purpose: HYPOTHESIS_PROFILE=explore.
@@ -42,10 +47,9 @@ def runtime_dir(_base_temp, monkeypatch, request):
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setenv("DFLASHD_CONFIG", os.devnull)  # not what this machine's user has set
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    children = leaks.children()
-    before = leaks.take()
+    processes, before = leaks.processes(), leaks.take()
     yield runtime
-    found = leaks.left_processes(marker, children)
+    found = leaks.left_processes(marker, processes)
     found += leaks.left_in_this_process(before)
     found += [f"in the runtime folder: {name}" for name in leaks.left_files(runtime)]
     found += [
@@ -56,3 +60,11 @@ def runtime_dir(_base_temp, monkeypatch, request):
     shutil.rmtree(place, ignore_errors=True)
     if found:
         pytest.fail("the test left behind: " + "; ".join(found), pytrace=False)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Not a failure: the full proofs take minutes, and a commit need not wait for them."""
+    reports = [each for some in terminalreporter.stats.values() for each in some]
+    proofs = [each for each in reports if getattr(each, "nodeid", "").startswith("tests/proof/")]
+    if proofs and (reason := proof_report.stale()):
+        terminalreporter.write_line(f"note: docs/{reason}")

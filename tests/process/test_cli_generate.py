@@ -2,12 +2,10 @@
 
 import json
 import os
-import pty
 import re
 import shutil
 import signal
 import subprocess
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
 from support.command import ISOLATED, dflashd
+from support.terminal import SCREEN, Screen
 from support.tiny_text import POSITIONS, edit_json, ids_of, text_of, write_speaking_pair
 from support.waiting import until
 
@@ -219,47 +218,22 @@ def test_a_system_text_and_a_prompt_file_go_through_the_template(pair, tmp_path)
 
 
 def test_on_a_terminal_progress_and_statistics_are_shown(pair):
-    with _Terminal() as terminal:
+    with Screen() as screen:
         command = [*ISOLATED, *pair.alone("--max-tokens", "4", PROMPT)]
-        done = subprocess.run(command, **terminal.streams, timeout=50, check=False)
+        done = subprocess.run(command, **_at(screen), timeout=50, check=False)
     assert done.returncode == 0
-    assert "target daemon" in terminal.text
-    assert re.search(r"4 tokens \(length\) \| [\d.]+ tokens/s \| ", terminal.text)
+    assert "target daemon" in screen.text
+    assert re.search(r"4 tokens \(length\) \| [\d.]+ tokens/s \| ", screen.text)
 
 
-class _Terminal:
-    """A terminal of 200 columns to be a process's standard error."""
-
-    def __init__(self):
-        self._received = []
-        self._master, self._slave = pty.openpty()
-        self._reader = threading.Thread(target=self._read)
-        self.streams = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.PIPE,
-            "stderr": self._slave,
-            "env": {**os.environ, **ONE_THREAD, "TERM": "xterm", "COLUMNS": "200"},
-        }
-
-    @property
-    def text(self):
-        return b"".join(self._received).decode()
-
-    def __enter__(self):
-        self._reader.start()
-        return self
-
-    def __exit__(self, *_):
-        os.close(self._slave)
-        self._reader.join()
-        os.close(self._master)
-
-    def _read(self):
-        try:
-            while data := os.read(self._master, 4096):
-                self._received.append(data)
-        except OSError:  # the other side is closed
-            return
+def _at(screen):
+    """Streams of a process whose standard error is a terminal."""
+    return {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": screen.slave,
+        "env": {**os.environ, **ONE_THREAD, **SCREEN},
+    }
 
 
 # --- it ends early -----------------------------------------------------------------------------
@@ -279,14 +253,14 @@ def _endless(pair, *more, **options):
 def test_ctrl_c_ends_it_with_the_text_so_far_and_quiet_says_nothing(pair, alone):
     # In a group of its own, and the signal to all of it, as a terminal sends it.
     with (
-        _Terminal() as terminal,
-        _endless(pair, "--quiet", start_new_session=True, **terminal.streams) as process,
+        Screen() as screen,
+        _endless(pair, "--quiet", start_new_session=True, **_at(screen)) as process,
     ):
         text = process.stdout.read(8).decode()
         os.killpg(process.pid, signal.SIGINT)
         text += process.stdout.read().decode()
         assert process.wait(timeout=20) == exit_codes.INTERRUPTED
-    assert terminal.text == ""
+    assert screen.text == ""
     assert text.endswith("\n")
     common = min(len(text) - 1, TOKENS)
     assert text[:common] == alone.text[:common]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from support.command import ISOLATED, dflashd
+from support.served import ARGUMENTS, ENVIRONMENT, lasting_supervisor, reached
 from support.tiny_text import text_of, write_speaking_pair
 from support.waiting import until
 
 pytestmark = pytest.mark.process
 
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 WARM = (
     *("--temperature", "0.9", "--top-p", "0.95", "--frequency-penalty", "0.2"),
     *("--seed", "5", "--ignore-eos", "--max-tokens", "40"),
@@ -26,11 +26,24 @@ def pair(tmp_path_factory):
     return write_speaking_pair(tmp_path_factory.mktemp("pair"))
 
 
-def run(pair, *words, drafted=False):
-    target, draft = pair
-    names = ("--model", str(target), "--draft", str(draft) if drafted else "none")
-    common = ("--threads", "1", "--dtype", "float32", "--exact", "--json")
-    outcome = dflashd("generate", *names, *common, *words, "Say something.", env=ONE_THREAD)
+@pytest.fixture(scope="module")
+def lasting(pair):
+    with lasting_supervisor(pair, "--exact") as place:
+        yield place
+
+
+@pytest.fixture
+def served(lasting, monkeypatch):
+    """The supervisor of a pair with its draft, which the tests share."""
+    with reached(lasting, monkeypatch):
+        yield
+
+
+def run(pair, *words):
+    """By a target alone, or by the pair of the supervisor where `pair` is None."""
+    target = ("--model", str(pair[0]), "--draft", "none", *ARGUMENTS, "--exact") if pair else ()
+    where = target or ("--connect", "a")
+    outcome = dflashd("generate", *where, "--json", *words, "Say something.", env=ENVIRONMENT)
     assert outcome.code == 0, outcome.err
     return json.loads(outcome.out)
 
@@ -40,14 +53,16 @@ def alone(pair):
     return run(pair, *WARM, "--logprobs", "2")
 
 
-def test_a_seed_has_one_text_with_and_without_a_draft_and_with_guesses(pair, alone, tmp_path):
+def test_a_seed_has_one_text_with_and_without_a_draft_and_with_guesses(
+    pair, served, alone, tmp_path
+):
     hints = tmp_path / "hints.json"
     hints.write_text(json.dumps(dict(enumerate(alone["token_ids"][:30]))))
-    for drafted, words in (
-        (True, ("--ngram",)),
-        (False, ("--ngram", "--hint-file", str(hints))),
+    for where, words in (
+        (None, ("--ngram",)),
+        (pair, ("--ngram", "--hint-file", str(hints))),
     ):
-        report = run(pair, *WARM, *words, drafted=drafted)
+        report = run(where, *WARM, *words)
         assert report["token_ids"] == alone["token_ids"], words
         assert (report["seed"], report["temperature"]) == (5, 0.9)
         assert report["logprobs"] is None
@@ -65,26 +80,27 @@ def test_every_token_has_its_log_probabilities_where_asked_for(alone):
         assert first["logprob"] >= entry["logprob"]
 
 
-def test_without_a_seed_one_is_drawn_and_repeats_the_text(pair):
+def test_without_a_seed_one_is_drawn_and_repeats_the_text(pair, served):
     words = ("--temperature", "1.5", "--max-tokens", "12")
     drawn = run(pair, *words)
-    again = run(pair, *words, "--seed", str(drawn["seed"]), drafted=True)
+    again = run(None, *words, "--seed", str(drawn["seed"]))
     assert again["token_ids"] == drawn["token_ids"]
 
 
 @pytest.mark.parametrize("drafted", [True, False])
-def test_a_stop_across_tokens_ends_the_text_before_it(pair, alone, drafted):
+def test_a_stop_across_tokens_ends_the_text_before_it(pair, served, alone, drafted):
+    where = None if drafted else pair
     text = alone["text"]
     assert len(text) > 20
     stop = text[11:14]
     end = text.index(stop)
-    report = run(pair, *WARM, "--stop", "never this", "--stop", stop, drafted=drafted)
+    report = run(where, *WARM, "--stop", "never this", "--stop", stop)
     assert (report["text"], report["finish_reason"]) == (text[:end], "stop")
     ids = report["token_ids"]
     assert ids == alone["token_ids"][: len(ids)]
     assert text_of(ids) == text[: end + len(stop)]
     assert report["usage"]["completion_tokens"] == len(ids)
-    least = run(pair, *WARM, "--stop", stop, "--min-tokens", str(len(ids)), drafted=drafted)
+    least = run(where, *WARM, "--stop", stop, "--min-tokens", str(len(ids)))
     assert len(least["token_ids"]) > len(ids)
 
 
@@ -110,7 +126,7 @@ def test_a_draft_that_is_killed_in_the_middle_changes_no_token_of_a_sample(pair,
     )
     drafted = re.compile(rb'"proposed":\[\d')
     with subprocess.Popen(
-        [*ISOLATED, *arguments], stdout=subprocess.PIPE, env={**os.environ, **ONE_THREAD}
+        [*ISOLATED, *arguments], stdout=subprocess.PIPE, env={**os.environ, **ENVIRONMENT}
     ) as process:
         until(
             lambda: trace.exists() and drafted.search(trace.read_bytes()),

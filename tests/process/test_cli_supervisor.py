@@ -7,14 +7,21 @@ import signal
 import msgspec
 import pytest
 from support.command import dflashd
-from support.served import ARGUMENTS, ENVIRONMENT, started, supervisor
+from support.served import (
+    ARGUMENTS,
+    ENVIRONMENT,
+    lasting_supervisor,
+    reached,
+    started,
+    status,
+    supervisor,
+)
 from support.tiny_text import edit_json, write_speaking_pair
 from support.waiting import until
 
 from launch import exit_codes
 from launch.commands.report import Report
-from launch.remote import Remote
-from protocol.instances import find, named_directory
+from protocol.instances import named_directory
 from protocol.messages import StatusReport
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
@@ -28,13 +35,21 @@ def pair(tmp_path_factory):
     return write_speaking_pair(tmp_path_factory.mktemp("pair"))
 
 
+@pytest.fixture(scope="module")
+def lasting(pair):
+    with lasting_supervisor(pair) as place:
+        yield place
+
+
+@pytest.fixture
+def served(lasting, monkeypatch):
+    """The supervisor that the tests share which leave it as it was."""
+    with reached(lasting, monkeypatch):
+        yield
+
+
 def _run(*arguments, **options):
     return dflashd(*arguments, env=ENVIRONMENT, **options)
-
-
-def _status():
-    with Remote(find("a")) as remote:
-        return remote.status()
 
 
 def _untimed(report):
@@ -43,14 +58,12 @@ def _untimed(report):
     return (report.text, report.token_ids, report.finish_reason, report.usage, faults)
 
 
-def test_a_client_gets_what_a_pair_of_its_own_would_say(pair, tmp_path):
+def test_a_client_gets_what_a_pair_of_its_own_would_say(pair, served, tmp_path):
     words = ("--json", "--max-tokens", "40", "--stop", "q", "--logprobs", "1", PROMPT)
     target, draft = map(str, pair)
     own = _run("generate", "--model", target, "--draft", draft, *ARGUMENTS, *words)
     trace = tmp_path / "trace.jsonl"
-    with supervisor(pair):
-        until(lambda: _status().mode == "speculative", seconds=60)
-        outcome = _run("generate", "--connect", "a", "--trace", str(trace), *words)
+    outcome = _run("generate", "--connect", "a", "--trace", str(trace), *words)
     assert (outcome.code, outcome.err) == (0, "")
     one, other = (msgspec.json.decode(each.out, type=Report) for each in (own, outcome))
     assert _untimed(one) == _untimed(other)
@@ -66,7 +79,7 @@ def test_requests_are_listed_and_cancelled_by_their_number_and_by_their_clients_
     with supervisor(pair) as process, started(*client) as first, started(*client) as second:
 
         def phases():
-            return [one.phase for one in _status().requests]
+            return [one.phase for one in status().requests]
 
         until(lambda: phases() == ["decoding", "decoding"], seconds=60)
         listed = json.loads(_run("ps", "--json").out)["supervisors"]
@@ -90,14 +103,14 @@ def test_requests_are_listed_and_cancelled_by_their_number_and_by_their_clients_
         until(lambda: phases() == [], seconds=20)
 
 
-def test_ctrl_c_at_a_client_cancels_its_request_and_leaves_the_text_so_far(pair):
+def test_ctrl_c_at_a_client_cancels_its_request_and_leaves_the_text_so_far(served):
     client = ("generate", "--connect", "--stats", *LONG, PROMPT)
-    with supervisor(pair), started(*client) as process:
+    with started(*client) as process:
         assert process.stdout.read(20)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == exit_codes.INTERRUPTED
         assert "(cancelled)" in process.stderr.read()
-        assert _status().requests == ()
+        assert status().requests == ()
 
 
 def _check_text(report):
@@ -111,24 +124,23 @@ def _check_text(report):
 
 def _running():
     """How many tokens each request has come to."""
-    return [one.completion_tokens for one in _status().requests]
+    return [one.completion_tokens for one in status().requests]
 
 
-def test_parking_pauses_a_request_of_our_own_daemons_and_changes_no_token(pair):
-    with supervisor(pair):
-        until(lambda: _status().mode == "speculative", seconds=60)
-        with started("generate", "--connect", "--json", *LONG, PROMPT) as client:
-            until(lambda: any(tokens > 3 for tokens in _running()), seconds=30)
-            assert _run("park", "target", "--now").out == "the target is parked\n"
-            status = _status()
-            assert (status.target.stage, status.target.pid) == ("parked", None)
-            assert [one.phase for one in status.requests] == ["paused"]
-            (before,) = _running()
-            assert _run("unpark", "target").out == "the target runs\n"
-            until(lambda: _running()[0] > before, seconds=60)
-            assert _run("cancel", "1").code == 0
-            report = msgspec.json.decode(client.stdout.read(), type=Report)
-        _check_text(report)
+def test_parking_pauses_a_request_of_our_own_daemons_and_changes_no_token(served):
+    with started("generate", "--connect", "--json", *LONG, PROMPT) as client:
+        until(lambda: any(tokens > 3 for tokens in _running()), seconds=30)
+        assert _run("park", "target", "--now").out == "the target is parked\n"
+        seen = status()
+        assert (seen.target.stage, seen.target.pid) == ("parked", None)
+        (request,) = seen.requests
+        assert request.phase == "paused"
+        (before,) = _running()
+        assert _run("unpark", "target").out == "the target runs\n"
+        until(lambda: _running()[0] > before, seconds=60)
+        assert _run("cancel", str(request.request)).code == 0
+        report = msgspec.json.decode(client.stdout.read(), type=Report)
+    _check_text(report)
 
 
 def test_a_draft_with_other_taps_takes_over_from_our_own_daemons_and_changes_no_token(
@@ -138,13 +150,13 @@ def test_a_draft_with_other_taps_takes_over_from_our_own_daemons_and_changes_no_
     config = json.loads((other / "config.json").read_text())["dflash_config"]
     edit_json(other / "config.json", dflash_config=config | {"target_layer_ids": [0, 1, 3]})
     with supervisor(pair):
-        until(lambda: _status().mode == "speculative", seconds=60)
+        until(lambda: status().mode == "speculative", seconds=60)
         with started("generate", "--connect", "--json", *LONG, PROMPT) as client:
             until(lambda: any(tokens > 3 for tokens in _running()), seconds=30)
             outcome = _run("draft", "swap", str(other))
             assert (outcome.code, outcome.out) == (0, f"the draft is {other} now\n")
-            status = _status()
-            assert (status.mode, status.target_facts.taps) == ("speculative", (0, 1, 3))
+            seen = status()
+            assert (seen.mode, seen.target_facts.taps) == ("speculative", (0, 1, 3))
             (before,) = _running()
             until(lambda: _running()[0] > before, seconds=60)
             assert _run("cancel", "1").code == 0
@@ -155,11 +167,11 @@ def test_a_draft_with_other_taps_takes_over_from_our_own_daemons_and_changes_no_
     assert "no config.json" in refused.err
 
 
-def test_ctrl_c_at_an_operation_ends_its_waiting_alone(pair):
-    with supervisor(pair), started("generate", "--connect", "a", *LONG, PROMPT) as client:
+def test_ctrl_c_at_an_operation_ends_its_waiting_alone(served):
+    with started("generate", "--connect", "a", *LONG, PROMPT) as client:
         assert client.stdout.read(20)
         with started("park", "target") as parking:
-            until(lambda: _status().target.reason == "being parked", seconds=20)
+            until(lambda: status().target.reason == "being parked", seconds=20)
             parking.send_signal(signal.SIGINT)
             assert parking.wait(timeout=20) == exit_codes.INTERRUPTED
         outcome = _run("unpark", "target")
@@ -200,8 +212,8 @@ def test_a_killed_supervisor_leaves_its_clients_the_text_so_far_and_an_error_at_
         until(lambda: not place.exists(), what="the daemons to end and remove the folder")
 
 
-def test_a_watched_status_goes_on_until_ctrl_c(pair):
-    with supervisor(pair), started("status", "--watch", "--json", "--every", "0.1") as process:
+def test_a_watched_status_goes_on_until_ctrl_c(served):
+    with started("status", "--watch", "--json", "--every", "0.1") as process:
         reports = [msgspec.json.decode(process.stdout.readline(), type=StatusReport) for _ in "123"]
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 0

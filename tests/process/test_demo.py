@@ -44,7 +44,8 @@ def test_the_demo_makes_its_environment_first_and_installs_what_is_pinned():
 def test_the_tests_make_the_same_environment_and_run_everything():
     lines = _recipe("test")
     assert any(line.endswith("-c constraints.txt -e '.[dev]'") for line in lines)
-    assert lines[-1] == "fresh-environment/bin/python -m pytest"
+    suite = r"fresh-environment/bin/python -m pytest -n \d+ --dist loadfile --no-loadscope-reorder"
+    assert re.fullmatch(suite, lines[-1])
 
 
 def test_a_python_that_is_too_old_is_refused_with_both_versions(tmp_path):

@@ -1,7 +1,7 @@
 """The subset of the proofs runs on the default model; the summary says if the full run is old."""
 
 import pytest
-from support import proof_report
+import torch
 from support.proof_prompts import read_prompts
 from support.real_pair import default_checkpoints, real_pair
 
@@ -21,19 +21,19 @@ def own_prompts(checkpoints):
     return read_prompts("own", checkpoints.model)
 
 
+@pytest.fixture(scope="session")
+def threads():
+    """As many as a worker may take of the cores: two that wait for each other's are very slow."""
+    return torch.get_num_threads()
+
+
 @pytest.fixture(scope="module")
-def exact_pair(checkpoints):
-    with real_pair(checkpoints, dtype="float32", exact=True) as pair:
+def exact_pair(checkpoints, threads):
+    with real_pair(checkpoints, dtype="float32", exact=True, threads=threads) as pair:
         yield pair
 
 
 @pytest.fixture(scope="module")
-def plain_pair(checkpoints):
-    with real_pair(checkpoints, dtype="float32", exact=False) as pair:
+def plain_pair(checkpoints, threads):
+    with real_pair(checkpoints, dtype="float32", exact=False, threads=threads) as pair:
         yield pair
-
-
-def pytest_terminal_summary(terminalreporter):
-    """Not a failure: the full proofs take minutes, and a commit need not wait for them."""
-    if reason := proof_report.stale():
-        terminalreporter.write_line(f"note: docs/{reason}")

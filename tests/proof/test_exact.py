@@ -36,8 +36,8 @@ def test_the_draft_does_take_part(runs):
 
 
 @pytest.mark.process
-def test_two_real_daemons_emit_that_same_text(checkpoints, exact_pair, prompts, runs):
-    given = {"dtype": "float32", "exact": True}
+def test_two_real_daemons_emit_that_same_text(checkpoints, exact_pair, prompts, runs, threads):
+    given = {"dtype": "float32", "exact": True, "threads": threads}
     few = prompts[:2]
     found = proofs.through_daemons(checkpoints, exact_pair, few, runs, TOKENS, say=print, **given)
     assert (found.holds, found.identical, found.differences) == (True, len(few), [])

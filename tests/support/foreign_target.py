@@ -121,8 +121,8 @@ def own_answers(folder, ids, taps, dtype=torch.float32):
     return answer.logits[0].float(), rows
 
 
-def own_text(folder, prompt, count):
-    """The greedy text by `transformers`' own generation."""
+def own_text(folder, prompt, count, *processors):
+    """The text by `transformers`' own generation: greedy over what `processors` make of scores."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -132,5 +132,6 @@ def own_text(folder, prompt, count):
         attention_mask=torch.ones_like(ids),
         do_sample=False,
         max_new_tokens=count,
+        logits_processor=transformers.LogitsProcessorList(processors),
     )
     return made[0, len(prompt) :].tolist()

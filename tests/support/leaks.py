@@ -2,6 +2,7 @@
 
 Every test runs with a marker of its own in the environment, which all processes it starts
 inherit; a process that still carries it afterwards was left behind, also when its parent is gone.
+Tests may run in several workers at once: what other processes of this machine hold is not counted.
 """
 
 import gc
@@ -9,12 +10,15 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISSOCK
 
 MARKER = "DFLASH_TEST_MARKER"
 GRACE_SECONDS = 15.0  # how long a process that was told to end may take to do so
+UNLINK_SECONDS = 2.0  # and a segment that another test has closed, to go
+SHM = Path("/dev/shm")
 
 # Descriptors and mappings that belong to libraries, are opened once, and stay.
 FOREIGN = (
@@ -39,6 +43,14 @@ class Snapshot:
     segments: frozenset[str]
 
 
+@dataclass(frozen=True)
+class Processes:
+    """Ids of this machine's processes, and of this process's own children."""
+
+    everyone: frozenset[int]
+    children: frozenset[int]
+
+
 def take() -> Snapshot:
     return Snapshot(
         descriptors=_descriptors(),
@@ -53,6 +65,7 @@ def left_in_this_process(before: Snapshot) -> list[str]:
     for collect in (False, True):
         if collect:
             gc.collect()
+            _await_unlinking(before.segments)
         now = take()
         found = [
             *(
@@ -60,7 +73,7 @@ def left_in_this_process(before: Snapshot) -> list[str]:
                 for fd, to in sorted(now.descriptors - before.descriptors)
             ),
             *(f"mapped {name}" for name in sorted(now.memfds - before.memfds)),
-            *(f"segment /dev/shm/{name}" for name in sorted(now.segments - before.segments)),
+            *(f"segment {SHM}/{name}" for name in _own_segments(now.segments - before.segments)),
             *(
                 f"thread {thread.name}"
                 for thread in now.threads - before.threads
@@ -72,10 +85,10 @@ def left_in_this_process(before: Snapshot) -> list[str]:
     return found
 
 
-def left_processes(marker: str, children_before: frozenset[int]) -> list[str]:
+def left_processes(marker: str, before: Processes) -> list[str]:
     """Wait briefly for the test's processes to end; kill and name those that do not."""
     deadline = time.monotonic() + GRACE_SECONDS
-    while (pids := _processes(marker, children_before)) and time.monotonic() < deadline:
+    while (pids := _processes(marker, before)) and time.monotonic() < deadline:
         threading.Event().wait(0.02)
     left = [f"process {pid}: {_command(pid)}" for pid in sorted(pids)]
     for pid in pids:
@@ -87,10 +100,9 @@ def left_processes(marker: str, children_before: frozenset[int]) -> list[str]:
     return left
 
 
-def children() -> frozenset[int]:
-    """Ids of this process's children, unreaped ones included."""
-    me = os.getpid()
-    return frozenset(pid for pid in _pids() if _parent(pid) == me)
+def processes() -> Processes:
+    """All there are now."""
+    return Processes(everyone=_pids(), children=_children())
 
 
 def left_files(folder: Path) -> list[str]:
@@ -101,14 +113,24 @@ def left_files(folder: Path) -> list[str]:
     ]
 
 
-def _processes(marker: str, children_before: frozenset[int]) -> set[int]:
+def _processes(marker: str, before: Processes) -> set[int]:
     wanted = f"{MARKER}={marker}".encode()
-    carrying = {pid for pid in _pids() if pid != os.getpid() and wanted in _environment(pid)}
-    return carrying | (children() - children_before)
+    carrying = {pid for pid in _pids() - before.everyone if wanted in _environment(pid)}
+    return carrying | (_children() - before.children)
 
 
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+def _children() -> frozenset[int]:
+    """Ids of this process's children, unreaped ones included."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # as mostly: there is none, and the rest need not be looked through
+        return frozenset()
+    me = os.getpid()
+    return frozenset(pid for pid in _pids() if _parent(pid) == me)
+
+
+def _pids() -> frozenset[int]:
+    return frozenset(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def _environment(pid: int) -> list[bytes]:
@@ -145,15 +167,40 @@ def _descriptors() -> frozenset[tuple[int, str]]:
 
 
 def _mapped_memfds() -> frozenset[str]:
-    lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    names = {line.split(None, 5)[5] + " " + line.split()[4] for line in lines if "/memfd:" in line}
+    lines = _read(os.getpid(), "maps").splitlines()
+    mapped = [line.decode(errors="replace").split(None, 5) for line in lines if b"/memfd:" in line]
+    names = {f"{fields[5]} {fields[4]}" for fields in mapped}
     return frozenset(name for name in names if not any(word in name for word in FOREIGN))
 
 
 def _segments() -> frozenset[str]:
     try:
-        names = os.listdir("/dev/shm")
+        names = os.listdir(SHM)
     except FileNotFoundError:
         return frozenset()
     # Other programs on this machine use the folder too: count only names that Python or we give.
     return frozenset(name for name in names if name.startswith(("psm_", "dflash")))
+
+
+def _own_segments(names: frozenset[str]) -> list[str]:
+    """Those that no other living process holds: the test's own processes have ended by now."""
+    if not names:
+        return []
+    held = {name for pid in _pids() - {os.getpid()} for name in _held_segments(pid)}
+    return sorted(names - held)
+
+
+def _held_segments(pid: int) -> set[str]:
+    """Names of the segments that a process has mapped or open."""
+    lines = _read(pid, "maps").decode(errors="replace").splitlines()
+    paths = [fields[5] for line in lines if len(fields := line.split(None, 5)) == 6]
+    with suppress(OSError):  # ended meanwhile, or another user's
+        paths += [str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()]
+    return {path.removeprefix(f"{SHM}/") for path in paths if path.startswith(f"{SHM}/")}
+
+
+def _await_unlinking(before: frozenset[str]) -> None:
+    """Another worker's test closes a segment, and then unlinks it."""
+    deadline = time.monotonic() + UNLINK_SECONDS
+    while _own_segments(_segments() - before) and time.monotonic() < deadline:
+        threading.Event().wait(0.02)

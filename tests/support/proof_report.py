@@ -11,8 +11,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from support.proofs import Outcome
-
 from protocol.cpu import flags, usable_cores
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,8 +37,11 @@ def stale(report: Path = REPORT, root: Path = ROOT) -> str:
     return f"{report.name} is older than the code in {', '.join(changed)}: run `make proof`"
 
 
-def keep(part: str, outcomes: Mapping[str, Outcome], seconds: float, root: Path = ROOT) -> None:
-    """Keep what one part has found, for the report and for a run that goes on after this one."""
+def keep(part: str, outcomes: Mapping[str, Any], seconds: float, root: Path = ROOT) -> None:
+    """Keep what one part has found, for the report and for a run that goes on after this one.
+
+    `outcomes` are those of `support.proofs`, by name; that module takes torch, and this one not.
+    """
     content = {
         "commit": commit(),
         "uncommitted": _git("status", "--porcelain", "--", *FOLDERS).splitlines(),

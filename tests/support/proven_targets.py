@@ -1,6 +1,7 @@
 """Tiny checkpoints of every family that keeps more than rows, or runs experts, and their state."""
 
 import torch
+from support import foreign_target
 from support.foreign_target import ATTENTION, COMMON
 from support.plain_host import PlainHost
 from support.targets import features
@@ -64,24 +65,13 @@ def own_text(folder, prompt, count, sampling):
     """What the library's model generates by itself, each token chosen by our one choice."""
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    start = len(prompt)
-
     class Chosen(transformers.LogitsProcessor):
         def __call__(self, input_ids, scores):
             history = input_ids[0]
             token = choose(scores.float(), len(history), sampling, history)
             return torch.full_like(scores, -torch.inf).index_fill_(1, token.long(), 0.0)
 
-    ids = torch.tensor([prompt])
-    made = model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=count,
-        logits_processor=transformers.LogitsProcessorList([Chosen()]),
-    )
-    return made[0, start:].tolist()
+    return foreign_target.own_text(folder, prompt, count, Chosen())
 
 
 def adapted_state(target, slot):

@@ -3,12 +3,16 @@
 import os
 import signal
 import subprocess
+import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 
+import pytest
 from support.command import ISOLATED
 from support.waiting import until
 
-from protocol.instances import named_directory
+from launch.remote import Remote
+from protocol.instances import find, named_directory
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 ARGUMENTS = ("--threads", "1", "--dtype", "float32")
@@ -44,3 +48,33 @@ def supervisor(pair, *more):
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
         assert not socket.parent.exists()
+
+
+def status():
+    """What the supervisor named ``a`` says of itself."""
+    with Remote(find("a")) as remote:
+        return remote.status()
+
+
+@contextmanager
+def lasting_supervisor(pair, *more):
+    """A speculative supervisor for the tests of a module; yields its runtime folder.
+
+    The folder is its own, since each test has another: `reached` lets a test in.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="dft-", dir="/tmp") as place,
+        pytest.MonkeyPatch.context() as patched,
+    ):
+        patched.setenv("DFLASH_RUNTIME", place)
+        with supervisor(pair, *more):
+            until(lambda: status().mode == "speculative", seconds=60)
+            yield Path(place)
+
+
+@contextmanager
+def reached(place, monkeypatch):
+    """The test's commands find the supervisor in `place`, and leave it without requests."""
+    monkeypatch.setenv("DFLASH_RUNTIME", str(place))
+    yield
+    until(lambda: status().requests == (), seconds=30, what="the end of all requests")

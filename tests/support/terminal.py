@@ -9,22 +9,15 @@ import threading
 from support.command import ISOLATED
 from support.waiting import until
 
+SCREEN = {"TERM": "xterm", "COLUMNS": "200"}  # environment of what runs at one
 
-class Terminal:
-    """``with Terminal("chat", ...) as terminal``; killed at the end if it has not ended."""
 
-    def __init__(self, *arguments, env):
+class Screen:
+    """A terminal that nobody types at; `slave` is for a process's streams, while it is entered."""
+
+    def __init__(self):
         self._received = []
-        self._seen = 0
-        self._master, slave = pty.openpty()
-        self.process = subprocess.Popen(
-            ["setsid", "--ctty", *ISOLATED, *arguments],  # so that Ctrl-C is a signal there
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "200", "INPUTRC": os.devnull, **env},
-        )
-        os.close(slave)
+        self.master, self.slave = pty.openpty()
         self._reader = threading.Thread(target=self._read)
 
     def __enter__(self):
@@ -32,27 +25,55 @@ class Terminal:
         return self
 
     def __exit__(self, *_):
-        self.process.kill()
-        self.process.wait()
+        os.close(self.slave)
         self._reader.join()
-        os.close(self._master)
-
-    def _read(self):
-        try:
-            while data := os.read(self._master, 4096):
-                self._received.append(data)
-        except OSError:
-            return  # the other end is closed
+        os.close(self.master)
 
     @property
     def text(self):
         """All that was shown so far."""
         return b"".join(self._received).decode(errors="replace")
 
+    def _read(self):
+        try:
+            while data := os.read(self.master, 4096):
+                self._received.append(data)
+        except OSError:
+            return  # the other end is closed
+
+
+class Terminal:
+    """``with Terminal("chat", ...) as terminal``; killed at the end if it has not ended."""
+
+    def __init__(self, *arguments, env):
+        self._seen = 0
+        self._screen = Screen()
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", *ISOLATED, *arguments],  # so that Ctrl-C is a signal there
+            stdin=self._screen.slave,
+            stdout=self._screen.slave,
+            stderr=self._screen.slave,
+            env={**os.environ, **SCREEN, "INPUTRC": os.devnull, **env},
+        )
+
+    def __enter__(self):
+        self._screen.__enter__()
+        return self
+
+    def __exit__(self, *what):
+        self.process.kill()
+        self.process.wait()
+        self._screen.__exit__(*what)
+
+    @property
+    def text(self):
+        """All that was shown so far."""
+        return self._screen.text
+
     def type(self, keys):
         """Only what is shown from now on is waited for."""
         self._seen = len(self.text)
-        os.write(self._master, keys.encode())
+        os.write(self._screen.master, keys.encode())
 
     def wait_for(self, text, seconds=50.0):
         """Until `text` is shown behind what was typed last; returns what came up to it."""

@@ -35,7 +35,8 @@ def _all_errors(root=DaemonError):
 @pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
 def test_a_light_command_never_imports_torch_and_answers_within_300_ms(arguments):
     code = (
-        "import sys; from launch.cli import main; main();"
+        "import os, sys; from launch.cli import main; main(); path = '/proc/self/schedstat';"
+        "sys.stderr.write(open(path).read() if os.path.exists(path) else '0 0 0');"
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'target_daemon')))"
     )
     # Not measured together with the start of coverage, where the suite runs under it.
@@ -52,11 +53,12 @@ def test_a_light_command_never_imports_torch_and_answers_within_300_ms(arguments
             check=False,
         )
         took = time.monotonic() - start
-        if os.getloadavg()[0] > len(os.sched_getaffinity(0)):
+        assert done.returncode == 0, done.stdout + done.stderr
+        waited = int(done.stderr.splitlines()[-1].split()[1]) * 1e-9  # for a core
+        if waited > took / 20 or os.getloadavg()[0] > len(os.sched_getaffinity(0)):
             # The machine is busy with other things: count what the command itself needed.
             took = _children_seconds() - used
         best = min(best, took)
-        assert done.returncode == 0, done.stdout + done.stderr
         if best <= 0.3:
             break
     assert best <= 0.3

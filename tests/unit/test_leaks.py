@@ -30,15 +30,15 @@ def _sleeper(marker, *, detach):
 @pytest.mark.parametrize("detach", [False, True], ids=["child", "orphan"])
 def test_a_process_that_outlives_its_test_is_found_and_killed(detach, monkeypatch):
     monkeypatch.setattr(leaks, "GRACE_SECONDS", 0.1)
-    children, marker = leaks.children(), uuid.uuid4().hex
+    before, marker = leaks.processes(), uuid.uuid4().hex
     with _sleeper(marker, detach=detach) as process:
         said = process.stdout.readline().strip()
         if detach:
             process.wait()
-        found = leaks.left_processes(marker, children)
+        found = leaks.left_processes(marker, before)
         pid = int(said) if detach else process.pid
         assert any(f"process {pid}" in line for line in found)
-        assert leaks.left_processes(marker, children | leaks.children()) == []
+        assert leaks.left_processes(marker, leaks.processes()) == []
 
 
 def test_an_open_descriptor_and_a_memfd_are_found():
@@ -64,6 +64,39 @@ def test_a_thread_that_still_runs_is_found():
     assert leaks.left_in_this_process(before) == ["thread left-behind"]
     end.set()
     thread.join()
+    assert leaks.left_in_this_process(before) == []
+
+
+def test_a_segment_is_found_unless_another_process_holds_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(leaks, "SHM", tmp_path)
+    monkeypatch.setattr(leaks, "UNLINK_SECONDS", 0.1)
+    before, segment = leaks.take(), tmp_path / "dflash-left"
+    left = [f"segment {segment}"]
+    code = "import sys; print(flush=True); sys.stdin.read()"
+    with segment.open("w") as file:
+        holder = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[file.fileno()],
+        )
+    with holder:
+        holder.stdout.readline()
+        assert leaks.take().segments == {segment.name}
+        assert set(left).isdisjoint(leaks.left_in_this_process(before))
+    assert leaks.left_in_this_process(before) == left
+    segment.unlink()
+    assert leaks.left_in_this_process(before) == []
+
+
+def test_a_segment_that_this_process_maps_is_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(leaks, "SHM", tmp_path)
+    monkeypatch.setattr(leaks, "UNLINK_SECONDS", 0.1)
+    before, segment = leaks.take(), tmp_path / "psm_left"
+    segment.write_bytes(bytes(4096))
+    with segment.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+        assert f"segment {segment}" in leaks.left_in_this_process(before)
+    segment.unlink()
     assert leaks.left_in_this_process(before) == []
 
 

@@ -72,7 +72,7 @@ def test_without_a_manager_nothing_happens(monkeypatch):
         ({"WATCHDOG_USEC": "0"}, None),
         ({}, None),
     ],
-    ids=str,
+    ids=["anyone", "this process", "another", "a word", "no time", "nobody"],
 )
 def test_signs_of_life_are_for_the_process_that_is_meant(stated, interval):
     assert Notifier.of({"NOTIFY_SOCKET": "/run/x", **stated}).interval == interval
