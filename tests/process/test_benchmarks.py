@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.tiny_text import write_speaking_pair
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TOKENS = 12

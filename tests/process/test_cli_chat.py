@@ -21,7 +21,7 @@ from launch.commands.report import Report
 from launch.remote import Remote
 from protocol.instances import find
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 # An answer with a special token inside is spelled anew: here none has one.
 WIDE = ("--block-width", "8", "--ignore-eos", "--logit-bias", "0=-100")

@@ -17,7 +17,7 @@ from launch.remote import Remote
 from launch.supervisor import Supervisor
 from protocol.instances import daemon_directory, find, named_directory
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 PROMPT = list(range(5, 45))
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -59,8 +59,8 @@ def attached(model):
     command = (*ISOLATED, "supervisor", "--attach", "--instance", "a", "--model", str(model))
     with subprocess.Popen(command, env=os.environ | ENVIRONMENT) as process:
         try:
-            until((named_directory("a") / "dflash.sock").is_socket, seconds=25)
-            until(lambda: state().draft.stage == "ready", seconds=25)
+            until((named_directory("a") / "dflash.sock").is_socket, seconds=60)
+            until(lambda: state().draft.stage == "ready", seconds=60)
             yield process
         finally:
             process.terminate()
@@ -81,7 +81,7 @@ def background(*arguments):
     ) as process:
         try:
             yield
-            assert process.wait(timeout=25) != 0
+            assert process.wait(timeout=60) != 0
         finally:
             process.kill()
 
@@ -112,7 +112,7 @@ def test_a_kill_of_any_of_the_three_in_mid_text_changes_no_token(folders, pair):
         assert refused.code == 75
         assert f"driven by process {supervisor.pid}" in refused.err
         with background("generate", "Say something.", "--connect", "a", "--max-tokens", "9000"):
-            until(lambda: state().running == 1, seconds=25)
+            until(lambda: state().running == 1, seconds=60)
             supervisor.kill()
             supervisor.wait()
     assert [service.process.poll() for service in pair] == [None, None]
@@ -139,7 +139,7 @@ def test_a_kill_of_any_of_the_three_in_mid_text_changes_no_token(folders, pair):
     with attached(model) as supervisor:
         assert generated("--connect", "a")["text"] == first["text"]
         supervisor.terminate()
-        assert supervisor.wait(timeout=20) == 0
+        assert supervisor.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def _recipe(target):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=True,
     )
     return [line for line in done.stdout.splitlines() if line]
@@ -57,7 +57,7 @@ def test_a_python_that_is_too_old_is_refused_with_both_versions(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert done.returncode != 0

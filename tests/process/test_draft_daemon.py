@@ -197,7 +197,7 @@ def test_before_pairing_it_refuses_and_a_signal_ends_it_cleanly(fresh):
         assert (type(refused), refused.code) == (Failed, "protocol")
         assert "before Pair" in refused.detail
     fresh.process.terminate()
-    assert fresh.process.wait(10) == 0
+    assert fresh.process.wait(60) == 0
     assert not (fresh.run_dir / "draft.sock").exists()
 
 
@@ -207,4 +207,4 @@ def test_a_draft_that_cannot_load_says_why(tmp_path):
         assert isinstance(failed, LoadFailed)
         assert failed.code == "checkpoint"
         assert "fc.weight" in failed.detail
-        assert daemon.process.wait(10) == 78
+        assert daemon.process.wait(60) == 78

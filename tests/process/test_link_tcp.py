@@ -199,7 +199,7 @@ def test_a_daemon_that_loads_for_longer_than_handshakes_take_is_not_taken_for_a_
             assert not isinstance(link.trouble, PermissionRefused)
             return sum(failed) > monitor_module.HANDSHAKES
 
-        until(loading, seconds=20, what="handshakes that were not answered")
+        until(loading, seconds=60, what="handshakes that were not answered")
         assert received(poller, server).message == HELLO
         assert link.trouble is None
 

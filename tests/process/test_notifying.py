@@ -79,7 +79,7 @@ def _await_silence(listening):
             return True
         return False
 
-    until(silent, seconds=20, what="silence")
+    until(silent, seconds=60, what="silence")
 
 
 def test_a_manager_that_cannot_be_reached_by_name_is_a_config_error():

@@ -13,7 +13,7 @@ from launch.supervisor import Supervisor
 from launch.token_ids import pack_ids
 from protocol.messages import Submit
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 LONG = [3 + i * 7 % 90 for i in range(250)]  # three times the ring's capacity

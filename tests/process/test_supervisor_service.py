@@ -15,7 +15,7 @@ from support.waiting import until
 
 from launch.remote import Remote
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 WATCHDOG = 0.5
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -41,7 +41,7 @@ def managed(runtime_dir, tmp_path, *words):
             yield process, listening, place
         finally:
             process.kill()
-            process.communicate(timeout=20)
+            process.communicate(timeout=60)
 
 
 def _environment(pid):
@@ -59,18 +59,18 @@ def test_a_supervisor_tells_its_start_each_change_its_life_and_its_end(runtime_d
         assert [line for line in before if line.startswith("STATUS=target: ready; draft: ")]
         assert "EXTEND_TIMEOUT_USEC=120000000" in before
         assert "WATCHDOG=1" not in before
-        listening.await_told("WATCHDOG=1", times=3, seconds=30)
+        listening.await_told("WATCHDOG=1", times=3, seconds=60)
         with Remote(place / "dflash.sock") as remote:
             status = remote.status()
         for pid in (status.target.pid, status.draft.pid):
             assert b"NOTIFY_SOCKET" not in _environment(pid)
             assert b"WATCHDOG_USEC" not in _environment(pid)
         os.kill(status.draft.pid, signal.SIGKILL)
-        until(lambda: _statuses(listening)[-1] != "STATUS=serving, speculative", seconds=30)
+        until(lambda: _statuses(listening)[-1] != "STATUS=serving, speculative", seconds=60)
         assert _statuses(listening)[-1].startswith("STATUS=serving, autoregressive: ")
         until(lambda: _statuses(listening)[-1] == "STATUS=serving, speculative", seconds=60)
         process.send_signal(signal.SIGTERM)
-        told = listening.await_told("STOPPING=1", seconds=30)
+        told = listening.await_told("STOPPING=1", seconds=60)
         assert process.wait(30) == 0
         assert (told.count("READY=1"), told.count("STOPPING=1")) == (1, 1)
 

@@ -70,7 +70,7 @@ def ask(world, message):
 
 def swapped(world, draft):
     """Swap, and what it is answered with."""
-    return world.until(ask(world, Swap(draft=str(draft))), what="an answer", seconds=30)
+    return world.until(ask(world, Swap(draft=str(draft))), what="an answer", seconds=60)
 
 
 def check_serving(world, *, drafts=1):

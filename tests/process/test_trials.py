@@ -29,7 +29,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_fifty_faults_change_no_text(folder, runtime_dir):
     trials = run_trials(folder, "model", 50, **SHORT)
     print(trials.report())
@@ -46,7 +46,7 @@ def test_faults_of_our_own_daemons_change_no_text(folder, runtime_dir):
     assert list(runtime_dir.iterdir()) == []
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_an_allocation_that_fails_restarts_neither_daemon_and_changes_no_text(folder):
     """Of our own daemons, in every kind of work; that round alone is one row wide."""
     pair, trial, texts = write_pair(folder / "pair"), folder / "trial", []

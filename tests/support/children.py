@@ -4,7 +4,7 @@ import select
 import time
 
 
-def events_until(child, kind, *, seconds=10.0):
+def events_until(child, kind, *, seconds=60.0):
     """All events of the child up to and including the first of `kind`, as a loop would get them."""
     deadline = time.monotonic() + seconds
     found = []

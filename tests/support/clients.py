@@ -82,7 +82,7 @@ class World:
         self.clients.append(client)
         return client
 
-    def until(self, condition, *readers, seconds=20.0, what="the condition"):
+    def until(self, condition, *readers, seconds=60.0, what="the condition"):
         """Turn the supervisor's loop, and let `readers` (else all clients) read."""
 
         def look():

@@ -39,7 +39,7 @@ def peer(half, run_dir, device="fake"):
         yield process
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         process.stdin.close()
         process.stdout.close()
 

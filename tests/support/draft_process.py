@@ -19,7 +19,7 @@ from protocol.status import LoadFailed, Ready, decode_status
 from protocol.transports.shared_memory import TRANSPORT
 
 DRAFT_LIFE, TARGET_LIFE, NONCE = 9, 4, 31337
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class DraftProcess:

@@ -130,7 +130,7 @@ class FarPair:
             self.poller.poll(0.05)
             return link.receive()
 
-        (reply,) = until(answer, seconds=20.0, what=f"the answer to {type(message).__name__}")
+        (reply,) = until(answer, seconds=60.0, what=f"the answer to {type(message).__name__}")
         if isinstance(reply, Failed):
             raise from_wire(reply.code, reply.detail)
         return reply

@@ -16,7 +16,7 @@ from pathlib import Path
 from stat import S_ISSOCK
 
 MARKER = "DFLASH_TEST_MARKER"
-GRACE_SECONDS = 15.0  # how long a process that was told to end may take to do so
+GRACE_SECONDS = 30.0  # how long a process that was told to end may take to do so
 UNLINK_SECONDS = 2.0  # and a segment that another test has closed, to go
 SHM = Path("/dev/shm")
 

@@ -21,7 +21,7 @@ class Manager:
             except BlockingIOError:
                 return list(self._told)
 
-    def await_told(self, assignment, *, times=1, seconds=10.0):
+    def await_told(self, assignment, *, times=1, seconds=60.0):
         until(
             lambda: self.told.count(assignment) >= times,
             seconds=seconds,

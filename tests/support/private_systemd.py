@@ -147,9 +147,9 @@ def private_systemd(place, *, user=False, address=""):
         yield _booted(process, place, user=user)
     finally:
         process.kill()
-        process.wait(20)
+        process.wait(60)
         for group in groups:
-            until(lambda group=group: _remove(group), seconds=20, what=f"the end of {group}")
+            until(lambda group=group: _remove(group), seconds=60, what=f"the end of {group}")
 
 
 def _booted(process, place, *, user):
@@ -160,11 +160,11 @@ def _booted(process, place, *, user):
         assert process.poll() is None, (place / "console").read_text()
         return int(found[0]) if found else None
 
-    pid = until(first, seconds=20, what="the first process")
+    pid = until(first, seconds=60, what="the first process")
     systemd = PrivateSystemd(pid, place / "console", user=user)
     until(
         lambda: systemd.systemctl("is-system-running").stdout.strip() in ("running", "degraded"),
-        seconds=30,
+        seconds=60,
         what="the start of systemd",
     )
     return systemd

@@ -54,7 +54,7 @@ class Pulled:
         thread.start()
         self._stack.callback(thread.join)
         self._stack.callback(end.set)
-        assert ready.wait(10)
+        assert ready.wait(60)
 
     def close(self):
         self._stack.close()

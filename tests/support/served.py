@@ -33,7 +33,7 @@ def started(*arguments, **options):
         yield process
     finally:
         process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
 
 
 @contextmanager
@@ -43,10 +43,10 @@ def supervisor(pair, *more):
     words = ("supervisor", "--model", target, "--draft", draft, "--instance", "a", *ARGUMENTS)
     with started(*words, *more) as process:
         socket = named_directory("a") / "dflash.sock"
-        until(socket.is_socket, seconds=25)
+        until(socket.is_socket, seconds=60)
         yield process
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
         assert not socket.parent.exists()
 
 
@@ -77,4 +77,4 @@ def reached(place, monkeypatch):
     """The test's commands find the supervisor in `place`, and leave it without requests."""
     monkeypatch.setenv("DFLASH_RUNTIME", str(place))
     yield
-    until(lambda: status().requests == (), seconds=30, what="the end of all requests")
+    until(lambda: status().requests == (), seconds=60, what="the end of all requests")

@@ -57,7 +57,7 @@ class Service:
             last = self.said().rstrip().rpartition("\n")[2]
             return last.endswith("ready")
 
-        until(ready, seconds=25.0, what=f"the {self.role} being ready")
+        until(ready, seconds=60.0, what=f"the {self.role} being ready")
         return self
 
     def kill(self, number=signal.SIGKILL):
@@ -66,7 +66,7 @@ class Service:
         return self.wait()
 
     def wait(self):
-        return self.process.wait(timeout=25.0)
+        return self.process.wait(timeout=60)
 
     def said(self):
         return self.log.read_text()

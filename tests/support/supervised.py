@@ -11,7 +11,7 @@ from launch.token_ids import pack_ids, unpack_ids
 from protocol.config import Deadlines
 from protocol.messages import Cancel, Finished, Message, Piece, Progress, Refused, Submit
 
-DEADLINES = Deadlines(load=25.0, hello=15.0, pair=15.0)
+DEADLINES = Deadlines(load=60.0, hello=15.0, pair=15.0)
 
 
 def model_command(role, config: Path) -> tuple[str, ...]:

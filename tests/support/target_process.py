@@ -27,7 +27,7 @@ from protocol.state import TARGET_REPLIES
 from protocol.status import LoadFailed, Loading, Ready, decode_status
 
 LIFE, NONCE, DRAFT_LIFE = 41, 987654321, 7
-PATIENCE = 20.0  # seconds until a wait in a test is given up
+PATIENCE = 60.0  # seconds until a wait in a test is given up
 PROBLEM = Path(__file__).with_name("problem_target.py")
 
 

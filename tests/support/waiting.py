@@ -3,7 +3,7 @@
 import time
 
 
-def until(condition, *, seconds=5.0, what="the condition"):
+def until(condition, *, seconds=30.0, what="the condition"):
     """Call `condition` until it is true and return what it returned."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):

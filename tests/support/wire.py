@@ -60,7 +60,7 @@ class Host:
         os.close(self.tun)
         self._link.close()
         try:
-            self._process.wait(10.0)
+            self._process.wait(60)
         finally:
             self._process.kill()
             self._process.wait()

@@ -46,7 +46,7 @@ def test_the_shipped_draft_is_found_without_importing_its_package():
         "print(config.target_layer_ids, config.mask_token_id, config.block_size)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "(1, 8, 14, 21, 27) 4 8"
 

@@ -35,7 +35,7 @@ def wheel(tmp_path_factory):
         cwd=source,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -75,7 +75,7 @@ def test_a_child_started_in_isolated_mode_imports_ours_from_any_folder(tmp_path)
         env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     found = [Path(line).parent for line in done.stdout.split()]

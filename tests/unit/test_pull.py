@@ -264,7 +264,7 @@ def test_a_signal_ends_a_pull_and_leaves_nothing(home, silent_pip, number, statu
         first = process.stderr.readline()
         assert first.startswith("download: 0.0 of")
         process.send_signal(number)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == status
     assert out == ""
     assert "Traceback" not in err
