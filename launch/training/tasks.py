@@ -181,7 +181,7 @@ TASKS: Final = (
     Task("translation", 9, (Write(_INTO_ENGLISH, "\n", 64, 6), Answer(SHORT_ANSWER))),
     Task("translation", 4, (Write(_FROM_ENGLISH, "\n", 48, 6), Answer(SHORT_ANSWER))),
     Task("arithmetic", 6, (Say(_SUMS), Answer())),
-    Task("problem", 9, (Write(_PROBLEMS, "", 96, 12), Answer())),
+    Task("problem", 9, (Write(_PROBLEMS, "?", 96, 12), Answer())),
     Task("writing", 4, (Say(_WRITINGS), Answer())),
     Task("explanation", 6, (Say(_EXPLAINING), Answer())),
     Task("list", 3, (Say(_LISTS), Answer())),
