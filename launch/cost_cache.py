@@ -61,6 +61,7 @@ def key_of(plan: Plan, target: TargetHello, draft: DraftHello) -> Key:
         "rollback": target.rollback,  # whose cost is a part of a verify's
         "draft": f"{draft.network} {draft.dtype} {draft.weight_bytes} {draft.block_size}",
         "devices": f"{target.host.device} {draft.host.device}",
+        "split": target.split,
         "threads": f"{target.host.threads} {draft.host.threads}",
         "versions": " ".join(f"{k} {v}" for k, v in sorted(target.host.versions.items())),
     }

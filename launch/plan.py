@@ -45,6 +45,8 @@ class Plan(FrozenConfig, frozen=True, kw_only=True):
     dtype: DType = "auto"
     target_weights: Weights = "dtype"  # of its layers
     target_device: str = "cpu"  # or "cuda:N", or "cuda:<uuid>"
+    target_devices: tuple[str, ...] = ()  # GPUs that share its layers, in place of one device
+    layer_split: tuple[float, ...] = ()  # the share of each; empty: equal ones
     draft_device: str = "cpu"
     hand_over: HandOver = "synchronise"  # of feature rows by a GPU
     graphs: bool = False  # the target's decode forwards in fixed shapes, recorded on a GPU

@@ -15,7 +15,9 @@ from launch.plan import Plan
 from protocol.checkpoints.draft_config import TargetFacts, check_pair, read_draft_config
 from protocol.checkpoints.target_config import read_model_config
 from protocol.config import DraftConfig, TargetConfig
-from protocol.gpu import check_devices
+from protocol.errors import ConfigError
+from protocol.gpu import CPU, check_devices
+from protocol.layer_split import DEVICES, SHARES, check_lists
 
 NO_LIFE: Final = 0
 
@@ -33,7 +35,7 @@ def prepare(plan: Plan, run_dir: Path) -> Prepared:
 
     The life is that of no start; `launch.starter` gives each its own.
     """
-    check_devices({"--target-device": plan.target_device, "--draft-device": plan.draft_device})
+    _check_devices(plan)
     model = read_model_config(Path(plan.model))
     target = _target(plan, run_dir, model.max_positions)
     if plan.draft is None:
@@ -52,6 +54,20 @@ def prepare(plan: Plan, run_dir: Path) -> Prepared:
     )
 
 
+def _check_devices(plan: Plan) -> None:
+    check_devices({"--target-device": plan.target_device, "--draft-device": plan.draft_device})
+    if plan.target_devices and plan.target_device not in (CPU, plan.target_devices[0]):
+        raise ConfigError(
+            f"--target-device {plan.target_device}, and {DEVICES} {','.join(plan.target_devices)}: "
+            "say one of them"
+        )
+    if plan.layer_split and not plan.target_devices:
+        raise ConfigError(f"{SHARES} is said of no {DEVICES}")
+    check_lists(plan.target_devices, plan.layer_split)
+    for name in plan.target_devices:
+        check_devices({DEVICES: name})
+
+
 def _target(plan: Plan, run_dir: Path, most: int) -> TargetConfig:
     # What a draft attends to stays readable, so that one that begins in the middle has all of it.
     reach = min(plan.draft_context, positions(plan.max_positions, most))
@@ -62,7 +78,9 @@ def _target(plan: Plan, run_dir: Path, most: int) -> TargetConfig:
         life=NO_LIFE,
         dtype=plan.dtype,
         weights=plan.target_weights,
-        device=plan.target_device,
+        device=(*plan.target_devices, plan.target_device)[0],
+        devices=plan.target_devices,
+        layer_split=plan.layer_split,
         draft_device=plan.draft_device,
         hand_over=plan.hand_over,
         graphs=plan.graphs,

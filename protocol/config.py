@@ -66,6 +66,8 @@ class TargetConfig(FrozenConfig, frozen=True, kw_only=True):
     dtype: DType = "auto"
     weights: Weights = "dtype"
     device: str = "cpu"  # or "cuda:N", as this process counts, or "cuda:<uuid>"
+    devices: tuple[str, ...] = ()  # GPUs that share its layers, `device` first; empty: it alone
+    layer_split: tuple[float, ...] = ()  # the share of each; empty: equal ones
     draft_device: str = "cpu"  # of the draft that will come: it decides where the ring lies
     hand_over: HandOver = "synchronise"  # of a GPU's rows: wait for them, or record an event
     graphs: bool = False  # decode forwards in fixed shapes, recorded once on a GPU

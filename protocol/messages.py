@@ -184,6 +184,7 @@ class TargetHello(LinkMessage, frozen=True, kw_only=True):
     tree_detail: Text = ""  # how exact that is, or why not
     load_seconds: Seconds
     weight_bytes: Id
+    split: Text = ""  # which layers are on which device; empty: all on one
 
 
 class DraftHello(LinkMessage, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """The target daemon: message -> engine call -> reply. The only file here that sees messages."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -16,6 +16,7 @@ from protocol.cpu import resolve_dtype, usable_cores
 from protocol.daemon_main import Progress
 from protocol.errors import ConfigError
 from protocol.host_facts import gather
+from protocol.layer_split import DEVICES, check_lists, described, layers_of
 from protocol.messages import (
     WIRE_VERSION,
     Attach,
@@ -47,10 +48,11 @@ from target_daemon.checks import Limits
 from target_daemon.engine import Engine
 from target_daemon.families.base import NativeTarget, load_target
 from target_daemon.lending import Lender
-from target_daemon.memory_plan import plan
+from target_daemon.memory_plan import plans
 from target_daemon.prefix_folder import PrefixFolder
 from target_daemon.prefix_identity import prefix_identity
 from target_daemon.rollback import Way, settle
+from target_daemon.stages import detour
 
 log = logging.getLogger(__name__)
 
@@ -78,13 +80,14 @@ class TargetDaemon:
         way: Way,
         device: Device = HOST,
         shelf: PrefixFolder | None = None,
+        split: str = "",
     ) -> None:
         self._device = device
         self._config = config
         self._target = target
         self._host = host
         self._load_seconds = load_seconds
-        self._way = way
+        self._way, self._split = way, split
         limits = Limits(target.prefill_chunk, target.max_width, way.kind, config.prefix_bytes)
         self._engine = Engine(target, limits, target.ring, shelf=shelf)
         self._lender = Lender(target, Path(config.model))
@@ -181,6 +184,7 @@ class TargetDaemon:
             tree_detail=target.tree_detail,
             load_seconds=self._load_seconds,
             weight_bytes=target.weight_bytes,
+            split=self._split,
         )
 
 
@@ -194,14 +198,20 @@ def load_daemon(config: TargetConfig, progress: Progress) -> Iterator[TargetDaem
     started = perf_counter()
     _check(config)
     torch.set_num_threads(config.threads or usable_cores())
-    device = open_device(config.device)
+    devices = _open(config)
+    device = devices[0]
     model = read_model_config(Path(config.model))
-    counted = plan(model, config, resolve_dtype(config.dtype, config.device))
-    progress(0, 0, counted.check(device.available()))
+    counted = plans(model, config, resolve_dtype(config.dtype, config.device))
+    for place, needed in zip(devices, counted, strict=False):
+        progress(0, 0, needed.check(place.available()))
     offered = host_transport(config.device, config.draft_device, config.listen)
     host = find_transport(offered).host(Path(config.run_dir), device.name, config.hand_over)
     try:
-        target = load_target(config, host, progress, device.torch)
+        others = [each.torch for each in devices[1:]]
+        target = load_target(config, host, progress, device.torch, others)
+        split = _split(config, target, devices)
+        if split:
+            progress(0, 0, split)
         golden.publish(target, host, config.golden)
         way = settle(target, config.rollback)
         told = f"rejected rows are undone by {way.kind}: {way.detail}"
@@ -212,12 +222,33 @@ def load_daemon(config: TargetConfig, progress: Progress) -> Iterator[TargetDaem
         if shelf is not None and shelf.warning:
             progress(0, 0, WARNING + shelf.warning)
         loaded = perf_counter() - started
-        daemon = TargetDaemon(config, target, host, loaded, way, device, shelf)
+        daemon = TargetDaemon(config, target, host, loaded, way, device, shelf, split)
         with torch.inference_mode():  # once, not in every call
             yield daemon
             daemon.keep()
     finally:
         host.close()
+
+
+def _open(config: TargetConfig) -> tuple[Device, ...]:
+    """The target's devices, of which the first one is the process's own."""
+    names = config.devices or (config.device,)
+    if names[0] != config.device:
+        raise ConfigError(f"`devices` begins with {names[0]}, and `device` is {config.device}")
+    check_lists(names, config.layer_split)
+    opened = [open_device(name) for name in reversed(names)][::-1]
+    found = [each.name for each in opened]
+    if len(set(found)) < len(found):
+        raise ConfigError(f"{DEVICES} {','.join(names)}: two of them are one GPU")
+    return tuple(opened)
+
+
+def _split(config: TargetConfig, target: NativeTarget, devices: Sequence[Device]) -> str:
+    if len(devices) == 1:
+        return ""
+    names = [each.name for each in devices]
+    told = described(layers_of(target.num_layers, names, config.layer_split), names)
+    return told + detour([each.torch for each in devices])
 
 
 def _shelf(config: TargetConfig, target: NativeTarget) -> PrefixFolder | None:

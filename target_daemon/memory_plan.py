@@ -1,15 +1,19 @@
 """What a target will need, computed from its config before anything is loaded."""
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Literal
+
+import msgspec
 
 from protocol.checkpoints.target_config import ModelConfig
 from protocol.checkpoints.tensors import open_tensors
 from protocol.config import TargetConfig
 from protocol.gpu import is_gpu
 from protocol.kernels.quantised import BITS, packed_bytes
+from protocol.layer_split import layers_of
 from protocol.memory import Line, MemoryPlan, counted
 
 SIZES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -24,25 +28,64 @@ def plan(
     Of any other the weights are counted as they lie in ``config.model``, and its state as if
     every layer had full attention; CheckpointError where the files cannot be read.
     """
+    return _counted("target", model, config, functools.partial(_lines, model, config, dtype))
+
+
+def plans(
+    model: ModelConfig, config: TargetConfig, dtype: Literal["float32", "bfloat16"]
+) -> tuple[MemoryPlan, ...]:
+    """A plan for each of the target's devices, in their order; ConfigError for a wrong split."""
+    if len(config.devices) < 2 or not model.dense:
+        return (plan(model, config, dtype),)
+    counts = layers_of(model.num_layers, config.devices, config.layer_split)
+    return tuple(
+        _counted(
+            f"target on {name}",
+            model,
+            config,
+            functools.partial(_part, model, config, dtype, layers, first=at == 0),
+        )
+        for at, (name, layers) in enumerate(zip(config.devices, counts, strict=True))
+    )
+
+
+def _counted(
+    role: str, model: ModelConfig, config: TargetConfig, lines: Callable[[int], tuple[Line, ...]]
+) -> MemoryPlan:
     positions = min(config.max_positions or model.max_positions, model.max_positions)
-    fixed, first = (sum(part.size for part in _lines(model, config, dtype, n)) for n in (0, 1))
-    lines = _lines(model, config, dtype, positions)
-    return MemoryPlan("target", lines, positions, config.slots, fixed, first - fixed)
+    fixed, first = (sum(part.size for part in lines(n)) for n in (0, 1))
+    return MemoryPlan(role, lines(positions), positions, config.slots, fixed, first - fixed)
 
 
 def _lines(
     model: ModelConfig, config: TargetConfig, dtype: str, positions: int
 ) -> tuple[Line, ...]:
-    size = SIZES[dtype]
     if not model.dense:
-        return _general_lines(model, config, positions, size)
-    return (
-        *_layers(model, config, dtype),
+        return _general_lines(model, config, positions, SIZES[dtype])
+    return _part(model, config, dtype, model.num_layers, positions, first=True)
+
+
+def _part(
+    model: ModelConfig,
+    config: TargetConfig,
+    dtype: str,
+    layers: int,
+    positions: int,
+    *,
+    first: bool,
+) -> tuple[Line, ...]:
+    """What the device of so many `layers` holds; the first one has all that is not of a layer."""
+    size, some = SIZES[dtype], msgspec.structs.replace(model, num_layers=layers)
+    home = (
         *_ends(model, dtype),
-        _key_values(model, config.slots, positions, size),
         _ring(model, config, size),
         *_exported(model, config, size),
         *_prefixes(model, config, positions, size),
+    )
+    return (
+        *_layers(some, config, dtype),
+        _key_values(some, config.slots, positions, size),
+        *(home if first else ()),
         _context(model, config.slots, positions, size),
         _working(model, config, positions, size),
     )

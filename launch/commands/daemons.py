@@ -23,6 +23,7 @@ _instance = click.option(
 )
 @click.option("--mask-token", type=click.IntRange(0, (1 << 31) - 1), help="The draft's mask id.")
 @click.option("--block-size", type=click.IntRange(1, 1024), help="The draft's block size.")
+@settings("target_devices", "target_layer_split")
 @settings("target_device", "draft_device", "hand_over", "graphs", "dtype", "exact")
 @settings("target_weights", "rollback", "threads")
 @settings("slots", "max_positions", "prefix_memory", "prefix_store", "prefix_disk")

@@ -27,6 +27,7 @@ from protocol.core_dumps import refuse_core_dumps
 @click.option(
     "--system", cls=Setting, metavar="TEXT", help="A system message for the chat template."
 )
+@settings("target_devices", "target_layer_split")
 @settings("target_device", "draft_device", "hand_over", "graphs", "dtype", "exact")
 @settings("target_weights", "rollback", "threads")
 @settings("prefix_store", "prefix_disk")

@@ -17,9 +17,11 @@ from launch.progress import progress_for
 from launch.store import default_home
 from protocol.config import DType, HandOver, Rollback, Weights
 from protocol.errors import UsageError
+from protocol.layer_split import device_list, share_list
 
 # Settings that only a verb that loads a pair can honour.
-DEVICES: Final = ("target_device", "draft_device", "hand_over", "graphs")
+SPLIT: Final = ("target_devices", "target_layer_split")
+DEVICES: Final = ("target_device", *SPLIT, "draft_device", "hand_over", "graphs")
 COMPUTING: Final = (*DEVICES, "dtype", "target_weights", "exact", "rollback", "threads")
 STORE: Final = ("prefix_store", "prefix_disk")
 LOADING: Final = ("model", "draft", "draft_vocab", *COMPUTING, *STORE)
@@ -43,6 +45,8 @@ class PairOptions:
     model: str
     draft: str | None
     target_device: str
+    target_devices: str
+    target_layer_split: str
     draft_device: str
     hand_over: HandOver
     graphs: bool
@@ -58,6 +62,8 @@ class PairOptions:
             model=str(model.path),
             draft=None if draft is None else str(draft),
             target_device=self.target_device,
+            target_devices=device_list(self.target_devices) if self.target_devices else (),
+            layer_split=share_list(self.target_layer_split) if self.target_layer_split else (),
             draft_device=self.draft_device,
             hand_over=self.hand_over,
             graphs=self.graphs,

@@ -18,13 +18,20 @@ from typing import Any, Final
 
 import click
 
-from launch.commands.value_types import BlockWidth, DeviceName, DraftVocab, NetworkAddress
+from launch.commands.value_types import (
+    BlockWidth,
+    CheckedText,
+    DeviceName,
+    DraftVocab,
+    NetworkAddress,
+)
 from launch.config_file import files_for, nearest, read_files
 from launch.models import DEFAULT_NAME
 from launch.policy import FULL
 from launch.settings import PREFIX, Setting, settings_of
 from protocol.errors import ConfigError
 from protocol.gpu import CPU
+from protocol.layer_split import device_list, share_list
 from protocol.lifeline import PARENT_VARIABLE
 from protocol.messages import DEFAULT_TREE_BUDGET
 
@@ -133,6 +140,20 @@ SETTINGS: Final[dict[str, Decorator]] = {
         help="How a target undoes rejected rows: as it stands, by running the kept ones again.",
     ),
     "target_device": _device("--target-device", "Where the target computes."),
+    "target_devices": _option(
+        "--target-devices",
+        type=CheckedText(device_list, "GPUs with commas between"),
+        metavar="cuda:N,...",
+        default="",
+        help="GPUs that share the target's layers, in this order.",
+    ),
+    "target_layer_split": _option(
+        "--target-layer-split",
+        type=CheckedText(share_list, "shares that add up to 1, with commas between"),
+        metavar="0.6,0.4",
+        default="",
+        help="The share of the layers that each of them has.  [default: equal ones]",
+    ),
     "draft_device": _device("--draft-device", "Where the draft computes."),
     "hand_over": _option(
         "--hand-over",

@@ -22,6 +22,8 @@ def full(status: StatusReport) -> Iterator[str]:
         facts = status.target_facts
         yield f"exact: {facts.exact}, dtype {facts.dtype}, up to {facts.max_positions} positions"
         yield f"weights: {_weights(facts)}"
+        if facts.split:
+            yield f"target's layers: {facts.split}"
         yield f"rollback: {_with_reason(facts.rollback, facts.rollback_detail)}"
     yield from overview(status)
     yield (

@@ -10,6 +10,7 @@ from protocol.core_dumps import refuse_core_dumps
 
 @click.command(name="supervisor")
 @settings("model", "draft", "draft_context", "draft_vocab")
+@settings("target_devices", "target_layer_split")
 @settings("target_device", "draft_device", "hand_over", "graphs", "dtype", "exact")
 @settings("target_weights", "rollback", "threads")
 @settings("slots", "max_positions", "prefix_memory", "prefix_store", "prefix_disk")

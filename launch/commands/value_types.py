@@ -1,6 +1,7 @@
 """Types of settings that are neither a plain text nor a number."""
 
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 import click
@@ -86,3 +87,22 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic from click
         if match is None:
             self.fail(f"{str(value)[:80]!r} is no size, as in 500MB or 8GB", param, ctx)
         return int(float(match[1]) * self._UNITS[match[2] or ""])
+
+
+class CheckedText(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+    """A text that `read` understands; an empty one says nothing."""
+
+    name = "text"
+
+    def __init__(self, read: Callable[[str], object], expected: str) -> None:
+        self._read = read
+        self.expected = expected
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse what cannot be read, in the reader's own words."""
+        try:
+            if value:
+                self._read(str(value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)

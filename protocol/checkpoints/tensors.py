@@ -5,7 +5,7 @@ format allows it, so that a loader that copies tensor by tensor never holds a se
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -69,15 +69,27 @@ def open_draft(path: Path) -> TensorSource:
     return GGUFDraftTensors(path) if path.is_file() else open_tensors(path)
 
 
+def _nowhere_else(name: str) -> None:
+    """For a model on one device."""
+    del name
+
+
 class OnDevice(TensorSource):
     """`source`, whose tensors come on `device`; on the CPU they are what they were.
 
     Weights decide where everything made of them lies: products, norms, and what they compute.
     """
 
-    def __init__(self, source: TensorSource, device: torch.device) -> None:
+    def __init__(
+        self,
+        source: TensorSource,
+        device: torch.device,
+        elsewhere: Callable[[str], torch.device | None] = _nowhere_else,
+    ) -> None:
+        """`elsewhere` names another device for some tensors."""
         self._source = source
         self._device = device
+        self._elsewhere = elsewhere
 
     def names(self) -> frozenset[str]:
         return self._source.names()
@@ -86,7 +98,7 @@ class OnDevice(TensorSource):
         return self._source.shape(name)
 
     def get(self, name: str) -> Tensor:
-        return self._source.get(name).to(self._device)
+        return self._source.get(name).to(self._elsewhere(name) or self._device)
 
     def close(self) -> None:
         self._source.close()

@@ -22,6 +22,7 @@ from target_daemon.checkpoint import Checkpoint
 from target_daemon.columns import NOWHERE, Columns
 from target_daemon.columns import settle as settle_columns
 from target_daemon.dense.abreast import Abreast, Taken
+from target_daemon.dense.joined import JoinedKeyValues
 from target_daemon.dense.key_values import KeptRows, KeyValues, probed_rows
 from target_daemon.dense.layout import Rules, resolve
 from target_daemon.dense.passes import Ends, PassedTarget
@@ -31,6 +32,7 @@ from target_daemon.dense.static import StaticForwards
 from target_daemon.dense.weights import DenseLoader
 from target_daemon.exactness import BASE, REFERENCE, WIDE, AttentionShape, Exactness, Widths, settle
 from target_daemon.families.base import Family, LoadRequest, NativeTarget, open_ring
+from target_daemon.stages import Stage
 from target_daemon.target import Logits
 
 PROBE_SLOT: Final = 0
@@ -52,6 +54,7 @@ class DenseFamily(Family):
     """A family of dense decoders that differ in `rules` alone."""
 
     quantises = True
+    splits = True
 
     def __init__(self, model_types: tuple[str, ...], rules: Rules) -> None:
         self.model_types = model_types
@@ -76,24 +79,34 @@ class DenseTarget(KeptRows, PassedTarget):
         loader = DenseLoader(checkpoint, model, layout, self.dtype, config.weights)
         self.weights = loader.load(request.host)
         self.weight_bytes = self.weights.bytes
-        self.key_values = KeyValues(
+        stages = request.stages or (Stage(0, model.num_layers, request.device),)
+        parts = [(each.count, self._key_values(request, each)) for each in stages]
+        self.key_values = parts[0][1] if len(parts) == 1 else JoinedKeyValues(parts)
+        capacity = self.key_values.capacity
+        heads = (model.num_heads, model.num_kv_heads, model.head_dim)
+        self._attention = self._shape(heads, capacity)
+        turners = {each: self._turner(request, layout.theta, each, capacity) for each in stages}
+        state = (self.key_values, self._capture)
+        self._stack = Stack(model, self.weights, *state, turners, self.dtype)
+        self._tree: tuple[int, Tree] | None = None  # of the last tree forward, and its slot
+        self.forwards = self._static(capacity) if config.graphs else None
+        self.widths, self.exactness = self._settle(config)
+
+    def _key_values(self, request: LoadRequest, stage: Stage) -> KeyValues:
+        model, config = request.model, request.config
+        return KeyValues(
             slots=config.slots,
-            layers=model.num_layers,
+            layers=stage.count,
             kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
             rows=self.max_positions + max(config.block_size, *WIDE),
             dtype=self.dtype,
-            device=request.device,
+            device=stage.device,
         )
-        capacity, scaling = self.key_values.capacity, model.rope_scaling
-        heads = (model.num_heads, model.num_kv_heads, model.head_dim)
-        self._attention = self._shape(heads, capacity)
-        angles = table(model.head_dim, layout.theta, capacity, self.dtype, scaling, request.device)
-        turner = Turner(angles, self.dtype)
-        self._stack = Stack(model, self.weights, self.key_values, self._capture, turner, self.dtype)
-        self._tree: tuple[int, Tree] | None = None  # of the last tree forward, and its slot
-        self.forwards = self._static(capacity) if config.graphs else None
-        self.widths, self.exactness = self._settle(config)
+
+    def _turner(self, request: LoadRequest, theta: float, stage: Stage, rows: int) -> Turner:
+        size, scaling = request.model.head_dim, request.model.rope_scaling
+        return Turner(table(size, theta, rows, self.dtype, scaling, stage.device), self.dtype)
 
     def _static(self, capacity: int) -> StaticForwards:
         widest, logits = max(self.max_width, REFERENCE), self._logits

@@ -18,11 +18,13 @@ from target_daemon.dense.abreast import Abreast, Taken
 from target_daemon.dense.key_values import KeyValues
 from target_daemon.dense.places import Line, Places
 from target_daemon.dense.weights import DenseWeights, LayerWeights
+from target_daemon.stages import Stage
 
 ABREAST_MULTIPLE = 16  # of K where rows need not be the same at every width
 
 # Rows of a forward, keys and values that they attend to, and by window what of them is seen.
 Part: TypeAlias = tuple[slice, Sequence[Tensor], Mapping[int | None, Tensor]]
+Attend: TypeAlias = Callable[[int, Tensor], Tensor]  # see `Stack._through`
 
 
 class Stack:
@@ -34,16 +36,18 @@ class Stack:
         weights: DenseWeights,
         key_values: KeyValues,
         capture: Capture,
-        turner: Turner,
+        turners: Mapping[Stage, Turner],
         dtype: torch.dtype,
     ) -> None:
+        """The layers of a stage, its keys and values and its `turners` entry lie on its device."""
         self._heads, self._kv_heads = model.num_heads, model.num_kv_heads
         self._dim = model.head_dim
         self._dtype = dtype
         self._weights = weights
         self._key_values = key_values
         self._capture = capture
-        self._turner = turner
+        self._turners = tuple(turners.items())
+        self._turner = self._turners[0][1]  # all of them turn alike
         self._windows = frozenset(layer.window for layer in weights.layers)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -59,37 +63,61 @@ class Stack:
         if rows > count:
             tokens = torch.cat((tokens, tokens[-1:].expand(rows - count)))
         places.begin(self._capture, slot)
-        hidden = self.embed(tokens)
+        hidden = home = self.embed(tokens)
         length = padded_length(places.reach, self._key_values.capacity, multiple)
-        group = self._heads // self._kv_heads
-        masks = {
-            window: places.mask(length, window, group, hidden)[None, None]
-            for window in self._windows
-        }
-        columns = places.columns
-        columns = None if columns is None else columns.to(hidden.device)
-        angles = places.angles(self._turner)
-        caches = self._key_values.readers(slot, length)
+        caches, columns = self._key_values.readers(slot, length), places.columns
         if columns is None:
             writers = self._key_values.writers(slot, places.first, count)
         else:
             writers = self._key_values.layers(slot)
+        for stage, turner in self._turners:
+            hidden = hidden.to(stage.device)  # rows of activations are all that moves
+            there = None if columns is None else columns.to(stage.device)
+            attend = self._attend(places, there, hidden, (caches, writers))
+            hidden = self._through(stage, hidden, places.angles(turner), attend, self._capture)
+        return hidden.to(home.device)
+
+    def _attend(
+        self,
+        places: Places,
+        columns: Tensor | None,
+        like: Tensor,
+        state: tuple[Sequence[Tensor], Sequence[Tensor]],
+    ) -> Attend:
+        """How layers on the device of `like` keep rows at `places`, and attend to what is kept.
+
+        `state` holds the readers and the writers of all layers; `columns` are those of `places`.
+        """
+        caches, writers = state
+        group, count, length = self._heads // self._kv_heads, places.count, caches[0].shape[2]
+        masks = {
+            window: places.mask(length, window, group, like)[None, None] for window in self._windows
+        }
 
         def attend(index: int, fused: Tensor) -> Tensor:
             self._store(fused[:count], writers[index], columns)
             mask = masks[self._weights.layers[index].window]
             return self._mix(fused, caches[2 * index], caches[2 * index + 1], mask)
 
-        return self._through(hidden, angles, attend, self._capture)
+        return attend
 
     def run_abreast(self, tokens: Tensor, places: Abreast, taken: Taken) -> Tensor:
         """Residual stream [rows, hidden] of rows of several slots; K/V of all of them, and taps."""
-        hidden, own = self.embed(tokens), places.own
-        slots, positions = places.slots.to(hidden.device), places.positions.to(hidden.device)
+        hidden = home = self.embed(tokens)
+        for stage, turner in self._turners:
+            hidden = hidden.to(stage.device)
+            attend = self._attend_abreast(places, hidden)
+            hidden = self._through(stage, hidden, places.angles(turner), attend, taken)
+        return hidden.to(home.device)
+
+    def _attend_abreast(self, places: Abreast, like: Tensor) -> Attend:
+        """The same of rows of several slots."""
+        slots, positions = places.slots.to(like.device), places.positions.to(like.device)
         length = padded_length(places.reach, self._key_values.capacity, ABREAST_MULTIPLE)
-        masks = {window: places.mask(length, window, hidden) for window in self._windows}
+        masks = {window: places.mask(length, window, like) for window in self._windows}
+        own = places.own
         parts: list[Part] = [(slice(0, own), self._key_values.abreast(own, length), masks)]
-        parts += self._chunks(places, hidden)
+        parts += self._chunks(places, like)
 
         def attend(index: int, fused: Tensor) -> Tensor:
             self._key_values.put(index, slots, positions, self._pairs(fused))
@@ -100,7 +128,7 @@ class Stack:
             ]
             return seen[0] if len(seen) == 1 else torch.cat(seen)
 
-        return self._through(hidden, places.angles(self._turner), attend, taken)
+        return attend
 
     def _chunks(self, places: Abreast, like: Tensor) -> Iterator[Part]:
         """Where the rows of each chunk are, what they read, and what of it they see."""
@@ -118,18 +146,20 @@ class Stack:
 
     def _through(
         self,
+        stage: Stage,
         hidden: Tensor,
         angles: tuple[Tensor, ...],
-        attend: Callable[[int, Tensor], Tensor],
+        attend: Attend,
         taken: Taken,
     ) -> Tensor:
-        """All layers over `hidden` [rows, hidden], in place.
+        """The layers of `stage` over `hidden` [rows, hidden], in place.
 
         ``attend(layer's index, fused [rows, heads + 2 kv, d])`` keeps keys and values and gives
         what the queries see, [rows, heads * d].
         """
         captured, rows = taken.columns, hidden.shape[0]
-        for index, layer in enumerate(self._weights.layers):
+        for index in range(stage.first, stage.stop):
+            layer = self._weights.layers[index]
             fused = layer.qkv(layer.input_norm(hidden)).view(rows, -1, self._dim)
             self._turn(layer, fused, angles)
             layer.output.add_to(hidden, attend(index, fused))

@@ -6,7 +6,7 @@ is asked where no other is found.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,11 +19,13 @@ from protocol.checkpoints.tensors import OnDevice, TensorSource, open_tensors
 from protocol.config import TargetConfig, Weights
 from protocol.cpu import resolve_dtype
 from protocol.errors import UnsupportedModel
+from protocol.layer_split import DEVICES, layers_of
 from protocol.transports.base import FeatureHost, RingView
 from target_daemon.capture import Capture, open_capture
 from target_daemon.checks import check_mask
 from target_daemon.exactness import Exactness
 from target_daemon.progress import Progress, ReportingSource, unreported
+from target_daemon.stages import Stage, home_of, stages_of
 from target_daemon.target import DFlashTarget
 
 PACKAGE: Final = "target_daemon.families"
@@ -72,6 +74,7 @@ class LoadRequest:
     config: TargetConfig
     host: FeatureHost
     device: torch.device = CPU  # of the tensors that `tensors` gives, and of all state
+    stages: tuple[Stage, ...] = ()  # where layers and their state lie otherwise
 
     @property
     def max_positions(self) -> int:
@@ -100,6 +103,7 @@ class Family(ABC):
 
     model_types: tuple[str, ...]
     quantises = False  # whether it can hold the weights of its layers in 8 or 4 bits
+    splits = False  # whether its layers can lie on several devices
 
     @abstractmethod
     def load(self, request: LoadRequest) -> NativeTarget:
@@ -133,10 +137,12 @@ def load_target(
     host: FeatureHost,
     progress: Progress = unreported,
     device: torch.device = CPU,
+    others: Sequence[torch.device] = (),
 ) -> NativeTarget:
     """Load ``config.model``, a folder or GGUF file, for computing on `device`.
 
-    `host` allocates ring and shared weights, there as well.
+    `host` allocates ring and shared weights, there as well. With `others` the layers go on there,
+    in the shares that the config says.
 
     Raises CheckpointError, UnsupportedModel or ExactUnavailable.
     """
@@ -148,7 +154,24 @@ def load_target(
             f"--target-weights {config.weights}: a {model.model_type} model has its weights as "
             "--dtype says; dense decoders alone (Llama, Mistral, Qwen2, Qwen3) can round them"
         )
+    stages = _stages(config, model, family, (device, *others)) if others else ()
     dtype: torch.dtype = getattr(torch, resolve_dtype(config.dtype, device.type))
     with open_tensors(path) as tensors:
-        source = OnDevice(ReportingSource(tensors, progress), device)
-        return family.load(LoadRequest(model, source, dtype, config, host, device))
+        source = OnDevice(ReportingSource(tensors, progress), device, home_of(stages))
+        return family.load(LoadRequest(model, source, dtype, config, host, device, stages))
+
+
+def _stages(
+    config: TargetConfig, model: ModelConfig, family: Family, devices: Sequence[torch.device]
+) -> tuple[Stage, ...]:
+    if not family.splits:
+        raise UnsupportedModel(
+            f"{DEVICES}: a {model.model_type} model is on one device; dense decoders alone "
+            "(Llama, Mistral, Qwen2, Qwen3) can be split"
+        )
+    if config.graphs:
+        raise UnsupportedModel(
+            f"--graphs with {DEVICES}: a recorded forward is one device's; leave one of them out"
+        )
+    counts = layers_of(model.num_layers, [str(each) for each in devices], config.layer_split)
+    return stages_of(counts, devices)

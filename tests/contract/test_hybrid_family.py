@@ -13,6 +13,7 @@ from support.targets import features, load, prompt
 
 from launch.events import TargetFacts
 from launch.inprocess import run_spec_decode
+from protocol.config import TargetConfig
 from protocol.errors import (
     CheckpointError,
     ConfigError,
@@ -24,6 +25,7 @@ from protocol.memory import Available
 from target_daemon.checks import Limits
 from target_daemon.engine import Engine
 from target_daemon.families import qwen3_5
+from target_daemon.families.base import load_target
 from target_daemon.prefix_folder import PrefixFolder
 from target_daemon.prefixes import Prefix
 from target_daemon.rollback import settle
@@ -347,3 +349,6 @@ def test_tensors_that_nobody_reads_and_recorded_forwards_are_refused(copied):
         loaded(copied, graphs=True)
     with pytest.raises(UnsupportedModel, match="--target-weights int8: a qwen3_5_text model has"):
         loaded(copied, weights="int8")
+    config, device = TargetConfig(model=str(copied), run_dir="", life=1), torch.device("cpu")
+    with pytest.raises(UnsupportedModel, match="--target-devices: a qwen3_5_text model is on one"):
+        load_target(config, PlainHost(), others=(device,))

@@ -30,7 +30,7 @@ class There(PlainHost):
         return {name: each.to(CUDA) for name, each in super().create_weights(specs).items()}
 
 
-def loaded(folder, device, dtype="float32", *, graphs=False, weights="dtype"):
+def loaded(folder, device, dtype="float32", *, graphs=False, weights="dtype", others=()):
     config = TargetConfig(
         model=str(folder),
         run_dir="",
@@ -44,7 +44,8 @@ def loaded(folder, device, dtype="float32", *, graphs=False, weights="dtype"):
         max_positions=256,
         graphs=graphs,
     )
-    return load_target(config, There() if device == CUDA else PlainHost(), device=device)
+    host = There() if device == CUDA else PlainHost()
+    return load_target(config, host, device=device, others=others)
 
 
 @pytest.mark.parametrize("family", ["llama3", "qwen3", "qwen2", "mistral-window"])
@@ -78,6 +79,19 @@ def test_rounded_weights_give_the_cpus_logits_but_for_bfloat16(runtime, tmp_path
     print(weights, there.exactness)  # the table of docs/gpu.md wants it
     one, other = (target.verify_batch(0, ids, 0, "last") for target in (here, there))
     assert float((other.cpu() - one).norm() / one.norm()) < 0.02
+
+
+def test_layers_on_two_gpus_give_what_one_gives(runtime, tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU is seen; layers are split over two")
+    folder = write_tiny_target(tmp_path, "qwen3")
+    ids, other = torch.arange(40) % 97, torch.device("cuda", 1)
+    one, two = loaded(folder, CUDA), loaded(folder, CUDA, others=(other,))
+    assert two.weights.layers[-1].qkv.weight.device == other
+    answers = [target.verify_batch(0, ids, 0, "last") for target in (one, two)]
+    assert torch.equal(*answers)
+    torch.cuda.synchronize()
+    assert torch.equal(one.ring.rows, two.ring.rows)
 
 
 def test_recorded_forwards_give_what_plain_ones_give(runtime, tmp_path):

@@ -4,10 +4,12 @@ import os
 import signal
 
 import pytest
+from support.fake_cuda import gpu as gpu_number
 from support.fake_gpu_daemon import command
 from support.supervised import Client, plan_for
 from support.tiny_pair import write_pair
 
+from launch.commands import status_text
 from launch.supervisor import Supervisor
 from protocol import gpu
 from protocol.config import Deadlines
@@ -15,6 +17,7 @@ from protocol.config import Deadlines
 pytestmark = [pytest.mark.process, pytest.mark.timeout(200)]
 PROMPT = list(range(1, 41))
 LIMIT = 60
+SPLIT = {"target_devices": ("cuda:0", "cuda:1"), "layer_split": (0.6, 0.4)}
 PATIENT = Deadlines(load=100.0, hello=60.0, pair=60.0)
 
 
@@ -48,9 +51,10 @@ def start(folders, monkeypatch):
     [
         ("cuda:0", "cuda:0", {"hand_over": "event", "graphs": True}, "cuda-ipc"),
         ("cuda:0", "cpu", {}, "cuda-host"),
+        ("cpu", "cuda:1", SPLIT, "cuda-ipc"),
         pytest.param("cpu", "cuda:0", {}, "shm", marks=pytest.mark.soak),
     ],
-    ids=["one GPU", "draft on the CPU", "target on the CPU"],
+    ids=["one GPU", "draft on the CPU", "layers on two GPUs", "target on the CPU"],
 )
 def test_the_text_is_the_targets_own_wherever_the_two_are(
     start, expected, target, draft, changes, transport
@@ -60,6 +64,9 @@ def test_the_text_is_the_targets_own_wherever_the_two_are(
         client = Client(supervisor, 1).submit(PROMPT, LIMIT).finish()
         status = supervisor.describe()
     assert client.tokens == expected
+    where = [f" on cuda:{gpu_number(at).uuid}" for at in (0, 1)] if changes is SPLIT else []
+    assert all(each in status.target_facts.split for each in where)
+    assert any("target's layers" in line for line in status_text.full(status)) == bool(where)
     figures = client.finished.statistics
     assert (figures.mode, figures.transport, figures.num_drafts > 0) == (
         "speculative",

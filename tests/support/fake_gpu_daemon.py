@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))  # isolated: nothing else adds it
 
 import torch
-from support.fake_cuda import FakeCuda, Violation
+from support.fake_cuda import TWO, FakeCuda, Violation
 
 from draft_daemon import daemon as draft
 from protocol import gpu
@@ -48,14 +48,14 @@ def _guarded(call):
 
 
 def main(role, *arguments):
-    fake = Strict()
+    fake = Strict(devices_seen=TWO)
     for kind in (CudaIpc, CudaHostMemory):
         kind.runtime = staticmethod(lambda: fake)
 
     def open_device(wanted):
         if not gpu.is_gpu(wanted):
             return devices.HOST
-        info = fake.devices()[0]
+        info = devices.find_device(fake, wanted)
         fake.set_device(info.index)
         facts = devices.gather(fake, info)
         return devices.Device(torch.device("cpu"), f"cuda:{info.uuid}", facts, fake.free_bytes())

@@ -34,6 +34,8 @@ def talk(texts, monkeypatch, capsys):
             model="m",
             draft=None,
             target_device="cpu",
+            target_devices="",
+            target_layer_split="",
             draft_device="cpu",
             hand_over="synchronise",
             graphs=False,

@@ -207,6 +207,8 @@ def test_a_system_text_without_a_template_is_refused_before_anything_is_read():
         block_width=0,
         verify="chain",
         target_device="cpu",
+        target_devices="",
+        target_layer_split="",
         draft_device="cpu",
         hand_over="synchronise",
         graphs="auto",
