@@ -11,7 +11,7 @@ HORIZON: Final = 64.0  # rounds, after which an outcome counts for less than 40 
 RECENT: Final = 0.85  # what a round's surprise is still worth in the next one
 # Standard deviations of recent rounds together, from which on the text has changed:
 SURPRISE: Final = 2.5  # of how many tokens were right, which vary widely
-WORSE: Final = 1.5  # of how often the first one was, less often than expected
+WORSE: Final = 2.0  # of how often the first one was, less often than expected
 CHANGED: Final = 2.0  # rounds that all before a change count for
 
 

@@ -5,17 +5,22 @@ another, or nowhere, and may die.
 """
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from support.alternatives import BLOCK, TOKENS, VOCAB, WIDEST, pair_over, tree
+from support.alternatives import BLOCK, PROMPT, TOKENS, VOCAB, WIDEST, pair_over, tree
 from support.samplings import samplings
 from support.tiny_target import write_tiny_target
 
 from launch.policy import AUTO, FULL
 from launch.stream import TextStream, stop_finder
 from launch.token_ids import unpack_ids
+from protocol import choice
 from protocol.messages import Sampling
+from target_daemon import engine
+from target_daemon.verify import chain
+from target_daemon.verify import tree as tree_verify
 
 # A penalty keeps most ids of the text apart, so that they can be given bytes of their own.
 VARIED = Sampling(temperature=0.9, presence_penalty=2.0, repetition_penalty=1.5, seed=1)
@@ -116,6 +121,23 @@ def test_a_seed_has_one_text_at_every_width_as_chain_and_tree_and_when_the_draft
                 shape = {"verify": verify, "block_width": drafts + 1, "block_size": 8}
                 result = pair.run(draft, sampling=sampling, **shape)
                 assert list(result.token_ids) == text[:TOKENS]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_the_one_choice_function_says_is_the_text(pair, monkeypatch, way):
+    """Behind the prompt, in a step, in a chain and in a tree: another function, another text."""
+
+    def by_position(logits, position, sampling, history):
+        assert len(history) == position
+        return torch.arange(position, position + len(logits)) % VOCAB
+
+    for module in (engine, chain, tree_verify):
+        assert module.choose is choice.choose
+        monkeypatch.setattr(module, "choose", by_position)
+    text = [(len(PROMPT) + at) % VOCAB for at in range(TOKENS)]
+    result, _, _ = run(pair, way, text)
+    assert list(result.token_ids) == text
+    assert (result.statistics.num_rounds < TOKENS - 1) == (way != "alone")
 
 
 @settings(max_examples=200, deadline=None)

@@ -66,6 +66,23 @@ def test_hints_override_the_draft_are_verified_and_are_counted_apart():
     assert figures.num_draft_tokens == figures.num_accepted_tokens == 0
 
 
+@pytest.mark.parametrize("drafted", [True, False])
+@pytest.mark.parametrize("wrong", [2, 9, 20, 33])
+def test_a_wrong_hint_costs_the_tail_of_its_round_and_nothing_else(drafted, wrong):
+    """Beside a draft that is always right there is this hint alone; without one, all others are."""
+    right, pieces = text_after(PROMPT, 40), []
+    hints = {wrong: right[wrong]} if drafted else dict(enumerate(right))
+    known = {"drafted": drafted, "luck": 10**9, "block_width": AUTO}
+    whole = decode(hint_tokens=hints, **known)
+    hints[wrong] = right[wrong] % (VOCAB - 1) + 1
+    result = decode(hint_tokens=hints, on_piece=pieces.append, **known)
+    assert list(result.token_ids) == list(whole.token_ids) == right
+    rounds = whole.statistics.num_rounds
+    assert rounds <= result.statistics.num_rounds <= rounds + 1
+    (cut,) = [piece for piece in pieces[1:] if len(unpack_ids(piece.tokens)) < piece.width]
+    assert cut.position + len(unpack_ids(cut.tokens)) - 1 == len(PROMPT) + wrong
+
+
 def test_hints_alone_make_blocks_without_a_draft():
     right = text_after(PROMPT, 40)
     result = decode(drafted=False, hint_tokens=dict(enumerate(right)))

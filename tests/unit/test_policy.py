@@ -158,7 +158,7 @@ def test_a_turn_of_recorded_texts_is_followed_as_fast_as_within_twenty_rounds(na
     assert mean(turn.followed for turn in turned(name, before, behind)) >= 0.98
     out_of_it = [turn.followed for turn in turned(name, behind, before)]
     assert mean(out_of_it) >= 0.98
-    assert min(out_of_it) >= 0.95  # at every single place; as a useless draft may cost
+    assert min(out_of_it) >= 0.93  # at every single place, whatever luck comes later in the text
 
 
 @pytest.mark.parametrize("name", ["turns, fp32", "turns, flat"])
