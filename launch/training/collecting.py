@@ -15,8 +15,7 @@ from protocol.training import Answered, CollectLine, Report, Written
 
 MODULE: Final = "target_daemon.collecting"
 STAGE: Final = "collect"
-OUTSTANDING: Final = 192  # requests, until the child says how many it answers at once
-WAITING: Final = 3  # requests for each sequence that is answered at once
+OUTSTANDING: Final = 192  # requests: some times more than the child answers at once
 TICK_SECONDS: Final = 0.5
 
 Said: TypeAlias = Answered | Written | Report  # `Worker` raises a Problem
@@ -57,7 +56,7 @@ class Collecting:
         self._before = before  # seconds that earlier runs took
         self._began = 0.0  # when the first answer came: loading makes no data
         self._at_first = harvest.tokens
-        self._most = OUTSTANDING
+        self._loading = ""  # the stage that is shown before there are answers
 
     def run(self, line: Sequence[str]) -> None:
         """Start the child `line`, and end it when there is enough; raises what is wrong with it.
@@ -79,7 +78,7 @@ class Collecting:
         while not self._is_enough():
             self._watch.check()
             if not self._goal.is_reached(self._harvest.tokens + self._harvest.coming, self.seconds):
-                for ask in self._harvest.asks(self._most - self._harvest.outstanding):
+                for ask in self._harvest.asks(OUTSTANDING - self._harvest.outstanding):
                     worker.send(ask)
             self._take(worker.poll(TICK_SECONDS, self._watch.interrupts.fd))
             self._show()
@@ -111,17 +110,23 @@ class Collecting:
         for line in lines:
             match line:
                 case Answered():
-                    self._began = self._began or time.monotonic()
+                    self._begin()
                     self._harvest.answered(line)
                 case Written():
                     self._saved(self.seconds)
                 case Report():
                     self._on_report(line)
 
+    def _begin(self) -> None:
+        """The first answer is there."""
+        if not self._began:
+            self._began = time.monotonic()
+            self._watch.stages.end(self._loading)
+
     def _on_report(self, report: Report) -> None:
-        if report.stage == "slots" and report.done:
-            self._most = WAITING * report.done
-        elif not self._began:
+        if not self._began:
+            self._watch.stages.end("" if report.stage == self._loading else self._loading)
+            self._loading = report.stage
             self._watch.stages.update(report.stage, report.done, report.total, report.detail)
 
     def _show(self) -> None:

@@ -13,6 +13,7 @@ from protocol.lifeline import PARENT_VARIABLE
 from protocol.training import Report, Trained, TrainLine, Validated
 
 MODULE: Final = "draft_daemon.training"
+STEPPING: Final = "train"  # the stage whose bar stays while others come and go
 TICK_SECONDS: Final = 0.5
 
 
@@ -34,6 +35,7 @@ def environment(ranks: int) -> Mapping[str, str]:
 def teach(line: Sequence[str], ranks: int, watch: Watch) -> Trained:
     """Run the child to its end; raises what is wrong with it, or Stopped."""
     trained: Trained | None = None
+    shown = ""
     worker: Worker[Report | Validated | Trained] = Worker(
         "training", line, TrainLine, deadlines=watch.deadlines, environment=environment(ranks)
     )
@@ -43,6 +45,9 @@ def teach(line: Sequence[str], ranks: int, watch: Watch) -> Trained:
             for said in worker.poll(TICK_SECONDS, watch.interrupts.fd):
                 match said:
                     case Report():
+                        if shown not in (said.stage, STEPPING):
+                            watch.stages.end(shown)
+                        shown = said.stage
                         watch.stages.update(said.stage, said.done, said.total, said.detail)
                     case Validated():
                         watch.stages.end("validate")
