@@ -9,7 +9,7 @@ import torch
 
 from protocol.boundary import answer
 from protocol.config import RING_SOCKET
-from protocol.feature_ring import RingShape
+from protocol.feature_ring import RingShape, plan
 from protocol.messages import Attach, Attached
 from protocol.right import Given
 from protocol.server import Server
@@ -17,6 +17,7 @@ from protocol.state import FEATURE_REQUESTS
 from protocol.transports.tcp import RowsDesk
 
 NONCE, LIFE = 1234, 7
+SHAPE = plan(slots=2, window=5, widest_forward=4, row_width=6, dtype="float32")
 
 
 def address_of(transport, run_dir):

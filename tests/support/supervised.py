@@ -4,6 +4,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from support.model_pair import local_token, model_text
+
 from launch.plan import ATTACHED_RESTARTS, Attach, Plan
 from launch.policy import FULL
 from launch.supervisor import Supervisor
@@ -12,6 +14,7 @@ from protocol.config import Deadlines
 from protocol.messages import Cancel, Finished, Message, Piece, Progress, Refused, Submit
 
 DEADLINES = Deadlines(load=60.0, hello=15.0, pair=15.0)
+FAULTS = "DFLASH_TEST_FAULTS"
 
 
 def model_command(role, config: Path) -> tuple[str, ...]:
@@ -31,6 +34,26 @@ def plan_for(target: Path, draft: Path | None = None, **changes) -> Plan:
         "deadlines": DEADLINES,
     }
     return Plan(**(settings | changes))
+
+
+def starter(folders, monkeypatch):
+    """Makes a supervisor over the model daemons with these faults and deadlines."""
+
+    def make(*faults, draft=True, on_loading=None, **deadlines):
+        monkeypatch.setenv(FAULTS, " ".join(faults))
+        target, folder = folders
+        times = {name: getattr(DEADLINES, name) for name in DEADLINES.__struct_fields__}
+        plan = plan_for(
+            target, folder if draft else None, deadlines=type(DEADLINES)(**(times | deadlines))
+        )
+        return Supervisor(plan, on_loading=on_loading, command=model_command)
+
+    return make
+
+
+def text(prompt, limit):
+    """What the model daemons say."""
+    return model_text(prompt, limit, -1, local_token)[0]
 
 
 def attach_plan(target, draft=None, **changes) -> Plan:

@@ -2,32 +2,26 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
+from support.draft_bench import Bench
 from support.drive import unpack
 from support.tiny_draft import (
     HEADS,
     SPECULATORS,
     Z_LAB,
-    Features,
     embedding,
     head,
     merged,
-    shared_weights,
     uniform,
     write_draft,
 )
 
 from draft_daemon.checkpoint import load_draft
-from draft_daemon.context import DraftContext
 from draft_daemon.daemon import load_daemon
 from draft_daemon.engine import Engine
-from draft_daemon.head import Borrowed
-from draft_daemon.likeliest import likeliest, with_noise
 from draft_daemon.models.dflash import DFlash
 from protocol.boundary import each
-from protocol.choice import choose
 from protocol.config import DraftConfig
 from protocol.errors import (
     DraftMismatch,
@@ -39,73 +33,9 @@ from protocol.errors import (
     UnsupportedModel,
     UsageError,
 )
-from protocol.feature_ring import RingShape
-from protocol.messages import CloseItem, IngestItem, OpenItem, ProposeItem, Sampling
-from protocol.transports.local import TRANSPORT
+from protocol.messages import CloseItem, IngestItem, OpenItem, ProposeItem
 
-NONCE, LIFE = 5, 6
 HOT = (0.0, 2.0, 5.0, 10.0)
-
-
-class Bench:
-    """A draft, a target's half, and the engine between them."""
-
-    def __init__(self, place, raw=Z_LAB, *, extra=None, **options):
-        self.draft = load_draft(write_draft(place / "draft", raw, extra=extra), torch.float32)
-        layout = options.pop("layout", "head_t")
-        dtype = options.pop("dtype", "float32")
-        capacity = options.pop("capacity", 400)
-        width = self.draft.config.feature_width
-        self.shape = RingShape(2, capacity, 0, width, dtype)
-        self.host = TRANSPORT.host(place)
-        self.ring = self.host.create_ring(self.shape)
-        shared_weights(self.host, self.draft.config, layout=layout, dtype=dtype)
-        self.host.offer(NONCE, LIFE)
-        self.guest = TRANSPORT.attach(
-            str(place / "ring.sock"), nonce=NONCE, life=LIFE, shape=self.shape, timeout=1.0
-        )
-        settings = {"vocab_size": 96, "slots": 2, "context_window": 64, "max_ingest": 8}
-        self.engine = Engine(self.draft, self.guest, **(settings | options))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.guest.close()
-        self.host.close()
-
-    def sequence(self, number=1, slot=0, draft_context=0, **fields):
-        self.engine.open(
-            OpenItem(sequence=number, slot=slot, draft_context=draft_context, **fields)
-        )
-        return Features(self.ring, slot=slot, sequence=number)
-
-    def propose(self, base, pending=7, width=6, sequence=1, **fields):
-        fields |= {"base_pos": base, "pending": pending, "width": width}
-        return self.engine.propose(ProposeItem(sequence=sequence, round=2, **fields))
-
-    def tokens(self, base, pending=7, width=6, sequence=1, **fields):
-        return unpack(self.propose(base, pending, width, sequence, **fields).tokens)
-
-    def expected(self, features, base, pending=7, width=6, **options):
-        """The best ids of the same block; see `scores`."""
-        return self.scores(features, base, pending, width, **options).argmax(-1).tolist()
-
-    def scores(self, features, base, pending=7, width=6, *, window=64, skip=(), scores=None):
-        """The same block from the network alone, its context made anew in a ring of its own."""
-        config, network = self.draft.config, self.draft.network
-        context = DraftContext(config, 1, 500, torch.float32)
-        rows = width - 1 if config.sample_from_anchor else width
-        with torch.inference_mode():
-            for at in range(max(0, base - window), base):
-                if at not in skip:
-                    rows_at = features.rows[at : at + 1]
-                    context.write(0, at, *network.project_context(rows_at, at))
-            ids = torch.tensor([pending] + [config.mask_token_id] * (rows - 1))
-            embedded = embedding(config)[ids]
-            hidden = network.block(embedded, context.view(0, base, rows, 500))
-            hidden = hidden if config.sample_from_anchor else hidden[1:]
-            return hidden @ (head(config) if scores is None else scores).t()
 
 
 @pytest.fixture
@@ -346,60 +276,6 @@ def test_a_reduced_vocabulary_answers_the_targets_ids(tmp_path):
         assert bench.tokens(8) == ids[best].tolist()
 
 
-WARM = Sampling(temperature=2.0, top_p=0.9, seed=21, repetition_penalty=1.5, min_tokens=9)
-PARTS = (0.0, 2.0, 1.0, 2.0, 0.5)
-
-
-def drawn(logits, first):
-    """By the one choice function, each slot at its own temperature and position."""
-    found = []
-    for index, (row, part) in enumerate(zip(logits, PARTS, strict=True)):
-        sampling = Sampling(temperature=part, top_p=0.9, seed=21)
-        nothing = torch.zeros(0, dtype=torch.int64)
-        found.append(int(choose(row[None], first + index, sampling, nothing)))
-    return found
-
-
-def test_each_slot_is_chosen_at_its_temperature_with_the_noise_of_its_position(bench):
-    features = bench.sequence(sampling=WARM)
-    features.write(0, 8)
-    tokens = bench.tokens(8, temperatures=PARTS)
-    assert tokens == drawn(bench.scores(features, 8), 9)
-    assert tokens != bench.expected(features, 8)
-    assert bench.tokens(8) == bench.expected(features, 8)  # without temperatures: the best
-
-
-def test_the_noise_belongs_to_the_targets_ids_also_with_a_vocabulary_of_ones_own(tmp_path):
-    ids = torch.tensor([2, 30, 31, 64, 95])
-    own = uniform((5, 32), 77)
-    extra = {"lm_head.weight": own, "d2t": ids - torch.arange(5)}
-    with Bench(tmp_path, merged(SPECULATORS, draft_vocab_size=5), extra=extra) as bench:
-        features = bench.sequence(sampling=WARM)
-        features.write(0, 8)
-        logits = torch.full((5, 96), -torch.inf)
-        logits[:, ids] = bench.scores(features, 8, scores=own)
-        assert bench.tokens(8, temperatures=PARTS) == drawn(logits, 9)
-        bench.engine._lexicon = Borrowed(bench.draft, bench.guest.weights(), 96, 1.0, 0.5)
-        logits[:, ids] = 0.5 * torch.tanh(logits[:, ids] / 0.5)  # and the others stay out
-        assert bench.tokens(8, temperatures=PARTS) == drawn(logits, 9)
-
-
-def test_the_targets_scale_and_cap_count_where_noise_is_added(bench):
-    features = bench.sequence(sampling=WARM)
-    features.write(0, 8)
-    capped = Borrowed(bench.draft, bench.guest.weights(), 96, 3.0, 4.0)
-    plain, bench.engine._lexicon = bench.engine._lexicon, capped
-    logits = 4 * torch.tanh(bench.scores(features, 8) * 3 / 4)
-    assert bench.tokens(8, temperatures=PARTS) == drawn(logits, 9)
-    bench.engine._lexicon = plain
-
-
-def test_temperatures_for_other_slots_than_asked_for_are_refused(bench):
-    bench.sequence().write(0, 8)
-    with pytest.raises(UsageError, match="2 temperatures for 5 tokens"):
-        bench.propose(8, temperatures=(0.5, 0.5))
-
-
 def test_the_drafts_own_embedding_scale_is_applied(tmp_path):
     raw = merged(Z_LAB, dflash_config={"input_embedding_scale": 40.0})
     with Bench(tmp_path, raw) as bench, Bench(tmp_path / "plain") as plain:
@@ -498,78 +374,3 @@ def test_the_shipped_draft_loads():
     draft = load_draft(folder, torch.float32)
     assert draft.weight_bytes == 24_561_408
     assert draft.config.num_target_layers == 30
-
-
-@pytest.mark.parametrize("layout", ["head_t", "head"])
-def test_alternatives_are_the_likeliest_ids_with_their_log_probabilities(tmp_path, layout):
-    with Bench(tmp_path, layout=layout) as bench:
-        bench.sequence().write(0, 9)
-        plain = bench.propose(9)
-        item = ProposeItem(sequence=1, round=3, base_pos=9, pending=7, width=6, top_k=4)
-        found = bench.engine.propose(item)
-        assert (found.tokens, plain.top_ids) == (plain.tokens, b"")
-        ids = torch.tensor(unpack(found.top_ids)).view(5, 4)
-        assert ids[:, 0].tolist() == unpack(plain.tokens)
-        logprobs = torch.tensor(found.top_logprobs).view(5, 4)
-        every = bench.engine.propose(msgspec.structs.replace(item, top_k=16))
-        more = torch.tensor(every.top_logprobs).view(5, 16)
-        assert torch.equal(torch.tensor(unpack(every.top_ids)).view(5, 16)[:, :4], ids)
-        assert more.diff().le(0).all()
-        assert more.exp().sum(1).le(1.0001).all()
-        assert torch.equal(more[:, :4], logprobs)
-
-
-def test_more_alternatives_than_an_answer_holds_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("draft_daemon.engine.MAX_ALTERNATIVES", 19)
-    with Bench(tmp_path) as bench:
-        bench.sequence().write(0, 4)
-        item = ProposeItem(sequence=1, base_pos=4, pending=7, width=6, top_k=4)
-        with pytest.raises(UsageError, match="4 ids at 5 slots; 19 fit an answer"):
-            bench.engine.propose(item)
-
-
-@pytest.mark.parametrize(
-    ("rows", "vocab", "count"), [(3, 200, 8), (1, 64, 5), (2, 40, 7), (2, 3, 9)]
-)
-def test_the_likeliest_are_those_of_the_whole_distribution(rows, vocab, count):
-    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(vocab))
-    logits[:, 1] = logits[:, 0]  # equals: the lower id is first
-    ids, logprobs = likeliest(logits, count)
-    scores, order = logits.log_softmax(-1).sort(descending=True, stable=True)
-    assert torch.equal(ids, order[:, :count])
-    torch.testing.assert_close(logprobs, scores[:, :count])
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [Sampling(seed=3), Sampling(seed=5, top_p=0.8), Sampling(seed=6, top_k=4, min_p=0.01)],
-)
-def test_with_noise_the_first_alternative_is_what_the_choice_would_be(sampling):
-    scores = 3 * torch.randn(40, 300, generator=torch.Generator().manual_seed(1))
-    heat = [0.0, 0.7] * 20
-    ids, logprobs = with_noise(scores, 6, 17, sampling, heat)
-    assert ids.shape == logprobs.shape == (40, 6)
-    right = 0
-    for row, temperature in enumerate(heat):
-        assert len(set(ids[row].tolist())) == 6
-        assert logprobs[row].diff().le(0).all() or temperature
-        one = msgspec.structs.replace(sampling, temperature=temperature)
-        right += int(
-            choose(scores[row : row + 1], 17 + row, one, torch.empty(0, dtype=torch.int64))
-        ) == int(ids[row, 0])
-    assert right >= 38  # the winner may lie outside those that race, or a filter's edge differ
-
-
-def test_alternatives_at_a_temperature_begin_with_the_token_that_is_proposed(tmp_path):
-    with Bench(tmp_path) as bench:
-        sampling = Sampling(temperature=1.0, seed=9)
-        bench.engine.open(OpenItem(sequence=1, slot=0, sampling=sampling))
-        Features(bench.ring, slot=0, sequence=1).write(0, 9)
-        heat = {"temperatures": (1.0,) * 5}
-        item = ProposeItem(sequence=1, base_pos=9, pending=7, width=6, **heat)
-        drawn = bench.engine.propose(item)
-        found = bench.engine.propose(msgspec.structs.replace(item, top_k=5))
-        first = unpack(found.top_ids)[::5]
-        assert first == unpack(found.tokens)
-        agreed = sum(one == other for one, other in zip(first, unpack(drawn.tokens), strict=True))
-        assert agreed >= 4
