@@ -76,7 +76,9 @@ def common_options(about: str) -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, help="write everything that was measured here")
     parser.add_argument("--model", default=DEFAULT_NAME)
     parser.add_argument("--draft", help="a folder; the default model's own if left out")
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16")
+    )
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--threads", type=int, default=0)
     return parser

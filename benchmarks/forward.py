@@ -67,7 +67,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default=DEFAULT_NAME)
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16")
+    )
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--context", type=int, default=200)

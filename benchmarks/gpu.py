@@ -173,7 +173,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", default="qwen3-8b", choices=SHAPES)
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16")
+    )
     parser.add_argument(
         "--contexts", type=lambda text: [int(n) for n in text.split(",")], default=[1024, 16384]
     )

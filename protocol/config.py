@@ -12,7 +12,8 @@ from protocol.errors import ConfigError
 Positive = Annotated[int, Meta(ge=1, le=1 << 30)]
 Timeout = Annotated[float, Meta(gt=0.0, le=86400.0)]
 HandOver = Literal["synchronise", "event"]
-DType = Literal["auto", "float32", "bfloat16"]
+Computed = Literal["float32", "bfloat16", "float16"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
 Weights = Literal["dtype", "int8", "int4"]  # of a target's layers; dtype: as its rows are
 Rollback = Literal["auto", "fast", "replay"]  # how rejected rows are undone; auto: as it is cheaper
 Config = TypeVar("Config", bound="FrozenConfig")

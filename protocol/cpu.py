@@ -3,8 +3,9 @@
 import os
 from functools import cache
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
+from protocol.config import Computed, DType
 from protocol.gpu import CPU, is_gpu
 
 FAST_BF16_FLAGS: Final = ("amx_bf16", "avx512_bf16")
@@ -29,14 +30,14 @@ def fast_bf16() -> bool:
     return any(flag in flags() for flag in FAST_BF16_FLAGS)
 
 
-def resolve_dtype(name: str, device: str = CPU) -> Literal["float32", "bfloat16"]:
+def resolve_dtype(name: DType, device: str = CPU) -> Computed:
     """``auto`` is bf16 where the device is fast at it, else fp32; anything else is honoured.
 
     Every GPU that this program is for (Ampere and later) is fast at it.
     """
-    if name == "bfloat16" or (name == "auto" and (is_gpu(device) or fast_bf16())):
-        return "bfloat16"
-    return "float32"
+    if name != "auto":
+        return name
+    return "bfloat16" if is_gpu(device) or fast_bf16() else "float32"
 
 
 def usable_cores() -> int:

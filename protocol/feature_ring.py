@@ -19,7 +19,7 @@ class RingShape:
     window: int
     guard: int
     row_width: int
-    dtype: str  # "float32" | "bfloat16"
+    dtype: str  # "float32" | "bfloat16" | "float16"
 
     @property
     def capacity(self) -> int:

@@ -156,7 +156,7 @@ class TargetHello(LinkMessage, frozen=True, kw_only=True):
     nonce: Id
     host: HostFacts
     model_type: Name
-    dtype: Name  # "float32" | "bfloat16"
+    dtype: Name  # "float32" | "bfloat16" | "float16"
     weights: Name = "dtype"  # of its layers: as its rows are | "int8" | "int4"
     hidden_size: Count
     num_layers: Count

@@ -94,8 +94,8 @@ def settle(
     `tokens` [REFERENCE + max(WIDE, block) or more] are any ids, `base` is where they stand;
     `block` is the widest decode forward.
     Without `exact` nothing is cut, and the answer only says what is so; but where rounding is
-    `coarse` (bf16, whose best two logits are often one step apart, so that another width is often
-    another text) narrow decode forwards are padded all the same if that alone makes rows agree.
+    `coarse` (16 bits, whose best two logits are often one step apart, so that another width often
+    is another text) narrow decode forwards are padded all the same if that alone makes rows agree.
     Raises ExactUnavailable where `exact` is asked for and no cut makes rows agree.
     """
     widest = max(block, REFERENCE)

@@ -4,13 +4,13 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from protocol.checkpoints.target_config import ModelConfig
 from protocol.checkpoints.tensors import open_tensors
-from protocol.config import TargetConfig
+from protocol.config import Computed, TargetConfig
 from protocol.gpu import is_gpu
 from protocol.kernels.quantised import BITS, packed_bytes
 from protocol.layer_split import layers_of
@@ -20,9 +20,7 @@ SIZES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 ID_BYTES: Final = 8
 
 
-def plan(
-    model: ModelConfig, config: TargetConfig, dtype: Literal["float32", "bfloat16"]
-) -> MemoryPlan:
+def plan(model: ModelConfig, config: TargetConfig, dtype: Computed) -> MemoryPlan:
     """Count a target of `model` that computes in `dtype`: a dense one by its config.
 
     Of any other the weights are counted as they lie in ``config.model``, and its state as if
@@ -31,9 +29,7 @@ def plan(
     return _counted("target", model, config, functools.partial(_lines, model, config, dtype))
 
 
-def plans(
-    model: ModelConfig, config: TargetConfig, dtype: Literal["float32", "bfloat16"]
-) -> tuple[MemoryPlan, ...]:
+def plans(model: ModelConfig, config: TargetConfig, dtype: Computed) -> tuple[MemoryPlan, ...]:
     """A plan for each of the target's devices, in their order; ConfigError for a wrong split."""
     if len(config.devices) < 2 or not model.dense:
         return (plan(model, config, dtype),)

@@ -117,7 +117,7 @@ SETTINGS: Final[dict[str, Decorator]] = {
     ),
     "dtype": _option(
         "--dtype",
-        type=click.Choice(["auto", "float32", "bfloat16"]),
+        type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
         default="auto",
         show_default=True,
         help="auto is bfloat16 where this processor is fast at it.",

@@ -52,6 +52,8 @@ class TrainOptions:
         """
         if self.hours is not None and self.steps is not None:
             raise UsageError("--hours and --steps exclude each other")
+        if self.dtype == "float16":
+            raise UsageError("--dtype float16: drafts are trained in float32 or bfloat16")
         found = self if plan is None else replace(self, **self._begun(plan))
         if found.hours is None and found.steps is None:
             found = replace(found, hours=DEFAULT_HOURS)

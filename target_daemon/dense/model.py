@@ -248,7 +248,7 @@ class DenseTarget(KeptRows, PassedTarget):
                     base=base,
                     block=self.max_width,
                     exact=config.exact,
-                    coarse=self.dtype == torch.bfloat16,
+                    coarse=self.dtype != torch.float32,
                 )
         finally:
             if self.forwards is not None:

@@ -190,7 +190,7 @@ class HybridTarget(PassedTarget):
                     base=base,
                     block=self.max_width,
                     exact=config.exact,
-                    coarse=self.dtype == torch.bfloat16,
+                    coarse=self.dtype != torch.float32,
                 )
             finally:
                 self.restore_kv(PROBE_SLOT, self._start)

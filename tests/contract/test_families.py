@@ -79,17 +79,19 @@ def test_exact_forwards_agree_bit_for_bit_and_with_transformers(case):
     torch.testing.assert_close(torch.cat(single), logits, **NEAR)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_bf16_stays_within_its_rounding(family, tmp_path):
-    folder = write_tiny_target(tmp_path, family, dtype=torch.bfloat16)
+def test_16_bits_stay_within_their_rounding(family, tmp_path, dtype):
+    short = getattr(torch, dtype)
+    folder = write_tiny_target(tmp_path, family, dtype=short)
     ids = prompt(40)
     logits, taps = reference(folder, ids)
-    theirs, _ = reference(folder, ids, dtype=torch.bfloat16)
-    target = load(folder, dtype="bfloat16")
+    theirs, _ = reference(folder, ids, dtype=short)
+    target = load(folder, dtype=dtype)
     ours = target.verify_batch(0, ids, 0, "all")
-    # As far from the fp32 numbers as the other implementation's bf16 is, within a factor.
+    # As far from the fp32 numbers as the other implementation's short numbers are, within a factor.
     assert (ours - logits).abs().mean() <= 1.5 * (theirs - logits).abs().mean() + 1e-3
-    assert target.ring.rows.dtype == torch.bfloat16
+    assert target.ring.rows.dtype == short
     torch.testing.assert_close(features(target, 0, 0, 40).float(), taps, atol=0.1, rtol=0.1)
 
 

@@ -128,15 +128,17 @@ def test_exact_forwards_agree_bit_for_bit_and_with_the_library(case):
     torch.testing.assert_close(torch.cat(single), logits, **NEAR)
 
 
-def test_bf16_stays_within_its_rounding(tmp_path):
-    folder = write_foreign_target(tmp_path, PLAIN, seed=SEED, dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bits_stay_within_their_rounding(tmp_path, dtype):
+    short = getattr(torch, dtype)
+    folder = write_foreign_target(tmp_path, PLAIN, seed=SEED, dtype=short)
     ids = prompt(60)
     logits, _ = own_answers(folder, ids, TAPS)
-    theirs, _ = own_answers(folder, ids, TAPS, dtype=torch.bfloat16)
-    target = loaded(folder, dtype="bfloat16")
+    theirs, _ = own_answers(folder, ids, TAPS, dtype=short)
+    target = loaded(folder, dtype=dtype)
     ours = target.verify_batch(0, ids, 0, "all")
     assert (ours - logits).abs().mean() <= 1.5 * (theirs - logits).abs().mean() + 1e-3
-    assert target.ring.rows.dtype == torch.bfloat16
+    assert target.ring.rows.dtype == short
 
 
 def test_the_text_of_a_model_that_also_sees_is_read_from_its_part(folder, tmp_path):

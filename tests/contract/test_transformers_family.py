@@ -297,12 +297,14 @@ def test_exact_is_what_was_measured(case):
         load(case.folder, exact=True)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("family", ["gemma2", "lfm2"])
-def test_bf16_stays_within_its_rounding(family, tmp_path):
-    folder, ids = write_foreign_target(tmp_path, family, dtype=torch.bfloat16), prompt(COUNT)
+def test_16_bits_stay_within_their_rounding(family, tmp_path, dtype):
+    short = getattr(torch, dtype)
+    folder, ids = write_foreign_target(tmp_path, family, dtype=short), prompt(COUNT)
     logits, _ = own_answers(folder, ids, TAPS)
-    theirs, _ = own_answers(folder, ids, TAPS, dtype=torch.bfloat16)
-    target = load(folder, taps=TAPS, dtype="bfloat16", prefill_chunk=64)
+    theirs, _ = own_answers(folder, ids, TAPS, dtype=short)
+    target = load(folder, taps=TAPS, dtype=dtype, prefill_chunk=64)
     ours = target.verify_batch(0, ids, 0, "all")
     assert (ours - logits).abs().mean() <= 1.5 * (theirs - logits).abs().mean() + 1e-3
-    assert target.ring.rows.dtype == torch.bfloat16
+    assert target.ring.rows.dtype == short

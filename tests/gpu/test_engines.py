@@ -63,7 +63,7 @@ def test_fp32_logits_and_features_are_the_cpus(runtime, tmp_path, family):
     torch.testing.assert_close(there.ring.rows.cpu(), here.ring.rows, atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_load_time_probe_runs_here_and_says_what_it_found(runtime, tmp_path, dtype):
     target = loaded(write_tiny_target(tmp_path), CUDA, dtype)
     assert target.exactness.kind in ("native", "padded", "no")

@@ -149,7 +149,8 @@ def test_mps_is_known_by_the_pipe_of_its_control_daemon(tmp_path):
 
 def test_auto_is_bf16_on_a_gpu_whatever_the_processor_can():
     assert resolve_dtype("auto", "cuda:0") == "bfloat16"
-    assert resolve_dtype("float32", "cuda:0") == "float32"
+    for named in ("float32", "bfloat16", "float16"):
+        assert resolve_dtype(named, "cuda:0") == resolve_dtype(named) == named
 
 
 def test_an_unknown_transport_is_refused_with_the_known_ones():
@@ -254,7 +255,7 @@ class Elsewhere(PlainHost):
         return {name: tensor.to(META) for name, tensor in super().create_weights(specs).items()}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("family", ["llama3", "qwen3", "mistral-window", "qwen2"])
 def test_every_tensor_of_a_targets_forward_is_on_its_device(tmp_path, monkeypatch, family, dtype):
     settled = (Widths(), Exactness("no", ""))
@@ -283,7 +284,7 @@ def test_every_tensor_of_a_targets_forward_is_on_its_device(tmp_path, monkeypatc
     assert target.probe_attention().device == META
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_tensor_of_a_drafts_block_is_on_its_device(tmp_path, dtype):
     draft = load_draft(write_draft(tmp_path / "draft", Z_LAB), dtype, META)
     network, config = draft.network, draft.config

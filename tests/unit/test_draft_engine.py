@@ -240,8 +240,9 @@ def test_padding_rows_of_the_head_are_never_proposed(tmp_path, layout):
         assert bench.tokens(11) == expected != bench.expected(features, 11)
 
 
-def test_a_target_in_bf16_serves_a_draft_in_fp32(tmp_path):
-    with Bench(tmp_path, dtype="bfloat16", layout="head") as bench:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_target_in_16_bits_serves_a_draft_in_fp32(tmp_path, dtype):
+    with Bench(tmp_path, dtype=dtype, layout="head") as bench:
         features = bench.sequence()
         features.write(0, 15)
         pairs = [

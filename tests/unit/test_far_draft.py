@@ -158,7 +158,7 @@ def test_a_tokenizer_that_cannot_be_read_is_a_checkpoint_error(pair, tmp_path):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_lent_weights_are_laid_out_as_the_target_shares_them(tmp_path, tied, dtype):
     folder = write_tiny_target(tmp_path, "llama2", dtype=dtype, tie_word_embeddings=tied)
     host = PlainHost()

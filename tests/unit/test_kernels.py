@@ -11,7 +11,7 @@ from protocol.kernels.linear import adopt, fuse, pack
 from protocol.kernels.norm import fold, pack_norm, rms_norm
 from protocol.kernels.rope import Turner, interleave, table
 
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def tolerance(dtype):
@@ -154,3 +154,11 @@ def test_attention_is_its_formula(dtype, window):
 def test_k_lengths_are_padded_to_a_multiple_within_the_capacity():
     assert [padded_length(n, 200) for n in (1, 64, 65, 128, 199)] == [64, 64, 128, 128, 200]
     assert padded_length(513, 2048, 512) == 1024
+
+
+def test_the_mean_square_of_a_row_in_float16_may_be_beyond_its_range():
+    x = torch.full(
+        (2, 64), 400.0, dtype=torch.float16
+    )  # squared: 160,000, and float16 ends at 65,504
+    made = pack_norm(torch.ones(64), 1e-5, torch.float16)(x)
+    assert torch.equal(made, torch.ones(2, 64, dtype=torch.float16))

@@ -152,7 +152,7 @@ def test_logits_are_those_of_the_weights_that_the_kernels_multiply_by(tmp_path, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_with_exact_the_text_is_the_same_whatever_a_draft_proposes(tmp_path, kind, dtype):
     folder = write_tiny_target(tmp_path, "qwen3", **FITTING)
     target = load(folder, weights=kind, dtype=dtype, exact=True)

@@ -123,7 +123,10 @@ def test_a_file_that_this_user_may_not_look_for_is_as_good_as_absent(monkeypatch
         ("temperature = false", "a number from 0.0 to 10.0; found false"),
         ("temperature = nan", "a number from 0.0 to 10.0; found NaN"),
         ("top_p = 0", "`top_p` must be a number above 0.0 to 1.0; found 0"),
-        ('dtype = "int8"', '`dtype` must be one of "auto", "float32", "bfloat16"; found "int8"'),
+        (
+            'dtype = "int8"',
+            '`dtype` must be one of "auto", "float32", "bfloat16", "float16"; found "int8"',
+        ),
         ("exact = 1", "`exact` must be true or false; found 1"),
         ("model = 3", "`model` must be a text; found 3"),
         ("block_width = 0", '`block_width` must be "auto", or an integer from 1 to'),

@@ -3,6 +3,7 @@
 import io
 import re
 from collections import Counter
+from dataclasses import fields
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from launch.training.facts import even_taps, mask_id, parse_taps
 from launch.training.found import Found
 from launch.training.harvest import SOURCE_TASK
 from launch.training.history import History, LastStep, read_history
+from launch.training.options import TrainOptions
 from launch.training.plan import Composed, DataPlan, Plan, TrainPlan
 from launch.training.room import check_disk, check_memory, feature_budget
 from protocol.checkpoints.target_config import read_model_config
@@ -51,6 +53,12 @@ def test_taps_can_be_named():
     for wrong in ("", "1,,2", "-1", "1;2", "3,3", "6"):
         with pytest.raises(UsageError, match="--taps"):
             parse_taps(wrong, 6)
+
+
+def test_no_draft_is_trained_in_float16():
+    asked = {field.name: None for field in fields(TrainOptions)} | {"dtype": "float16"}
+    with pytest.raises(UsageError, match="--dtype float16: drafts are trained in float32 or"):
+        TrainOptions(**asked).completed(None)
 
 
 @pytest.fixture

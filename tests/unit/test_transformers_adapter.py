@@ -328,6 +328,7 @@ def test_in_bf16_a_row_that_went_to_other_experts_is_no_lost_state():
         found = rows.clone()
         found[:wrong] += 1.0
         assert parts.alike(found, rows, torch.bfloat16) == alike
+        assert parts.alike(found, rows, torch.float16) == alike
         assert parts.alike(found, rows, torch.float32) == (wrong == 0)
 
 
