@@ -27,6 +27,7 @@ from support.proof_reference import read_walks  # noqa: E402
 from support.real_pair import Checkpoints, default_checkpoints, real_pair  # noqa: E402
 
 from protocol.cpu import fast_bf16, usable_cores  # noqa: E402
+from protocol.messages import Sampling  # noqa: E402
 
 DAEMON_PROMPTS = 8
 SLOW_BF16_PROMPTS = 4  # where bf16 is not in hardware, and so not what anybody uses
@@ -72,6 +73,14 @@ def sampled(job):
         yield "sampled_float32_exact", found
 
 
+def trees(job):
+    """Lossless with trees, greedy and at temperatures above 0."""
+    with job.pair("float32", exact=True) as pair:
+        samplings = (Sampling(), *proofs.SAMPLINGS)
+        least = min(job.tokens, SAMPLED_TOKENS)
+        yield "trees_float32_exact", proofs.trees(pair, job.prompts, samplings, least, job.say)
+
+
 def plain(job):
     """Plain fp32: lossless up to rounding, and the rounds of the reference."""
     with job.pair("float32", exact=False) as pair:
@@ -96,6 +105,7 @@ def bfloat16(job, *, exact):
 PARTS = {
     "exact": exact,
     "sampled": sampled,
+    "trees": trees,
     "plain": plain,
     "bfloat16_exact": partial(bfloat16, exact=True),
     "bfloat16": partial(bfloat16, exact=False),

@@ -13,6 +13,7 @@ PROOFS = {
     "lossless_float32_exact",
     "lossless_float32_exact_two_daemons",
     "sampled_float32_exact",
+    "trees_float32_exact",
     "lossless_float32",
     "acceptance_equals_reference",
     "lossless_bfloat16_exact",

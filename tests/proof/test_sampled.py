@@ -1,7 +1,9 @@
-"""At a temperature, too, the default model's text is its own: the draft changes no id."""
+"""At a temperature, too, and with trees, the default model's text is its own."""
 
 import pytest
 from support import proofs
+
+from protocol.messages import Sampling
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 TOKENS = 16
@@ -12,6 +14,13 @@ def test_ids_with_the_draft_equal_those_without(exact_pair, own_prompts):
     assert exact_pair.exact in ("native", "padded")
     prompts = own_prompts[:1] * len(proofs.SAMPLINGS)
     found = proofs.sampled(exact_pair, prompts, proofs.SAMPLINGS, TOKENS, print)
+    assert (found.holds, found.run, found.differences) == (True, len(prompts), [])
+
+
+def test_ids_of_trees_equal_those_without_a_draft(exact_pair, own_prompts):
+    samplings = (Sampling(), proofs.SAMPLINGS[0])
+    prompts = own_prompts[: len(samplings)]
+    found = proofs.trees(exact_pair, prompts, samplings, TOKENS, print)
     assert (found.holds, found.run, found.differences) == (True, len(prompts), [])
 
 

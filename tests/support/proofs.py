@@ -7,6 +7,7 @@ up the same sum disagree, it is of the order of their rounding.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from support.proof_prompts import Prompt
 from support.proof_reference import Walk, cut
@@ -14,9 +15,17 @@ from support.real_pair import Checkpoints, RealPair, Run
 
 from launch.plan import Plan
 from launch.policy import FULL
+from launch.shapes import ALTERNATIVES
 from launch.supervisor import Supervisor
 from launch.token_ids import pack_ids, unpack_ids
-from protocol.messages import Finished, Piece, Progress, Sampling, Submit
+from protocol.messages import (
+    DEFAULT_TREE_BUDGET,
+    Finished,
+    Piece,
+    Progress,
+    Sampling,
+    Submit,
+)
 
 # Seeds and temperatures of the proofs of sampling, and how many of them each prompt takes.
 SAMPLINGS = (
@@ -25,6 +34,7 @@ SAMPLINGS = (
     Sampling(temperature=0.3, seed=5, presence_penalty=0.5),
     Sampling(temperature=1.4, min_p=0.05, seed=6),
 )
+TREE_CHAIN = 4  # rows of a tree's chain, the pending token among them
 GAP = 1e-3  # a difference at a larger gap is a fault
 Say = Callable[[str], None]
 
@@ -116,21 +126,53 @@ def sampled(
     say: Say,
 ) -> Outcome:
     """At a temperature, too, the draft changes no id: one of `samplings`, in turn, a prompt."""
-    differences, seconds, run, accepted = [], 0.0, 0, 0
+    claim = "speculative token ids equal autoregressive ones at temperatures above 0"
+    return _without(pair, prompts, samplings, max_tokens, say, claim, {})
+
+
+def trees(
+    pair: RealPair,
+    prompts: Sequence[Prompt],
+    samplings: Sequence[Sampling],
+    max_tokens: int,
+    say: Say,
+) -> Outcome:
+    """Nor does a tree of the draft's alternatives around a chain of `TREE_CHAIN` rows."""
+    claim = "token ids of trees equal autoregressive ones, greedy and at temperatures above 0"
+    budget = min(DEFAULT_TREE_BUDGET, pair.target.max_width - 1)
+    way = {
+        "verify": "tree",
+        "tree_budget": budget,
+        "top_k": ALTERNATIVES,
+        "block_width": TREE_CHAIN,
+    }
+    return _without(pair, prompts, samplings, max_tokens, say, claim, way)
+
+
+def _without(
+    pair: RealPair,
+    prompts: Sequence[Prompt],
+    samplings: Sequence[Sampling],
+    max_tokens: int,
+    say: Say,
+    claim: str,
+    way: Mapping[str, Any],
+) -> Outcome:
+    """Each prompt with a draft, used in this `way`, and without one, by one of `samplings`."""
+    differences, seconds, run, accepted, grown = [], 0.0, 0, 0, 0
     for number, prompt in enumerate(prompts):
         sampling = samplings[number % len(samplings)]
-        fast, slow = (
-            pair.run(prompt.ids, max_tokens, speculative=on, sampling=sampling)
-            for on in (True, False)
-        )
+        fast = pair.run(prompt.ids, max_tokens, speculative=True, sampling=sampling, **way)
+        slow = pair.run(prompt.ids, max_tokens, speculative=False, sampling=sampling)
+        grown += sum(map(bool, fast.parents))
         differences += _text_difference(pair, prompt, fast.token_ids, slow.token_ids)
         seconds, run = seconds + fast.seconds + slow.seconds, run + 1
         accepted += len(slow.rounds) - len(fast.rounds)
         say(f"  {number + 1}/{len(prompts)} {prompt.id}: {len(differences)} of {run} differ")
-    if not accepted:
-        raise AssertionError("no proposal was accepted: nothing was proved")
+    if not accepted or bool(grown) != (way.get("verify") == "tree"):
+        raise AssertionError(f"{accepted} proposals accepted, {grown} trees: nothing was proved")
     return Outcome(
-        claim="speculative token ids equal autoregressive ones at temperatures above 0",
+        claim=claim,
         run=run,
         identical=run - len(differences),
         required=0 if pair.exact == "no" else run,
