@@ -150,6 +150,7 @@ class TrainConfig(FrozenConfig, frozen=True, kw_only=True):
     folder: str  # what is being made: checkpoint, steps, curve; its data lie in `DATA_FOLDER`
     taps: tuple[int, ...]
     mask_token_id: int
+    start: str = ""  # a draft of the same shape to begin with; empty: the target's own layers
     layers: Positive = 3
     block_size: Positive = 8
     steps: Count = 0  # 0: until `hours` have been used

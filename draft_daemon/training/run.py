@@ -12,6 +12,7 @@ from draft_daemon.training.batches import Goals
 from draft_daemon.training.curve import check_library
 from draft_daemon.training.data import Corpus
 from draft_daemon.training.features import Maker
+from draft_daemon.training.memory_plan import plan
 from draft_daemon.training.network import Network
 from draft_daemon.training.optimiser import Average, Optimiser
 from draft_daemon.training.order import Order
@@ -40,16 +41,18 @@ def run(
     if config.sequences < ranks.world:
         raise ConfigError(f"{config.sequences} sequences a step for {ranks.world} processes")
     torch.set_num_threads(config.threads or max(1, usable_cores() // ranks.world))
-    say(Report(stage="load", done=0, total=1))
     raw = draft_json(config)
     facts = read_facts(config, raw)
+    device = open_device(device_of(config.device))
+    told = plan(config, facts, ranks.world).check(device.available())
+    say(Report(stage="load", done=0, total=1, detail=told))
     data = Path(config.folder) / DATA_FOLDER
     with ExitStack() as stack:
         make = None
         if config.collect:
             make = stack.enter_context(Maker(config, ranks.rank, endings, say)).make
         corpus = stack.enter_context(Corpus(data, config.taps, facts.vocab_size, make))
-        parts = _parts(config, raw, facts, corpus)
+        parts = _parts(config, raw, facts, corpus, device.torch)
         endings.check()
         return _trainer(config, facts, parts, (ranks, endings, say)).run()
 
@@ -72,9 +75,12 @@ def _trainer(
 
 
 def _parts(
-    config: TrainConfig, raw: dict[str, Any], facts: DraftCheckpointConfig, corpus: Corpus
+    config: TrainConfig,
+    raw: dict[str, Any],
+    facts: DraftCheckpointConfig,
+    corpus: Corpus,
+    device: torch.device,
 ) -> Parts:
-    device = open_device(device_of(config.device)).torch
     dtype = getattr(torch, resolve_dtype(config.dtype, config.device))
     lexicon = read_lexicon(config, facts, device, dtype)
     order = Order(corpus, config)

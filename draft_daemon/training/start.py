@@ -13,17 +13,23 @@ from torch import Tensor
 
 from draft_daemon.models.dflash import DFlash
 from draft_daemon.training.batches import Lexicon
-from protocol.checkpoints.draft_config import TargetFacts, canonical, check_pair
+from protocol.checkpoints.draft_config import TargetFacts, canonical, check_pair, read_draft_config
 from protocol.checkpoints.draft_facts import DraftCheckpointConfig
 from protocol.checkpoints.target_config import ModelConfig, read_model_config
-from protocol.checkpoints.tensors import TensorSource, open_tensors
-from protocol.errors import CheckpointError, UnsupportedModel
+from protocol.checkpoints.tensors import TensorSource, open_draft, open_tensors
+from protocol.errors import CheckpointError, ConfigError, UnsupportedModel
 from protocol.lent_weights import EMBED, HEAD
 from protocol.training import TrainConfig
 
 STDDEV: Final = 0.02  # of weights that nothing is known of
 HEAD_DIM: Final = 64  # of a target that states no head
 THETA: Final = 10000.0  # of a target that states none
+# What a draft to begin with must have in common with the one that is made.
+SHAPE: Final = (
+    *("network", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"),
+    *("attention_bias", "layers", "rope_theta", "rope_scaling", "vocab_size", "draft_vocab_size"),
+    *("mask_token_id", "target_layer_ids", "sample_from_anchor"),
+)
 
 
 def draft_json(config: TrainConfig) -> dict[str, Any]:
@@ -83,7 +89,23 @@ def read_lexicon(
 
 
 def first_weights(config: TrainConfig, facts: DraftCheckpointConfig) -> dict[str, Tensor]:
-    """Every tensor of the checkpoint, in float32."""
+    """Every tensor of the checkpoint, in float32: another draft's, or as the target has them."""
+    return _of_draft(Path(config.start), facts) if config.start else _of_target(config, facts)
+
+
+def _of_draft(path: Path, facts: DraftCheckpointConfig) -> dict[str, Tensor]:
+    """The weights of a draft of the same shape; ConfigError where it is another one."""
+    theirs = read_draft_config(path)
+    for name in SHAPE:
+        ours, found = getattr(facts, name), getattr(theirs, name)
+        if ours != found:
+            raise ConfigError(f"{path} cannot be begun with: its {name} is {found}, wanted {ours}")
+    with open_draft(path) as source:
+        shapes = DFlash.shapes(facts).items()
+        return {name: source.expect(name, shape).float().clone() for name, shape in shapes}
+
+
+def _of_target(config: TrainConfig, facts: DraftCheckpointConfig) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(config.seed)
     layers = read_model_config(Path(config.model)).num_layers
     origins = _origins(config.layers, layers)

@@ -19,7 +19,7 @@ STATE: Final = "work/training.safetensors"
 WEIGHTS: Final = "weights"
 AVERAGE: Final = "average"
 # Where a run happens and how long it lasts may change; what it computes may not.
-PLACE: Final = frozenset({"folder", "model", "device", "threads", "collect"})
+PLACE: Final = frozenset({"folder", "model", "device", "threads", "collect", "start"})
 LENGTH: Final = frozenset({"steps", "hours", "validate_every", "validate_sequences"})
 FREE: Final = PLACE | LENGTH | {"save_seconds"}
 

@@ -66,6 +66,12 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     type=_FILE,
     help="Drop every prompt that shares a run of 8 tokens with a prompt of FILE.",
 )
+@click.option(
+    "--start",
+    metavar="DRAFT",
+    type=click.Path(path_type=Path, exists=True),
+    help="Begin with this draft of the same shape: a folder.  [default: the target's own layers]",
+)
 @click.option("--resume", is_flag=True, help="Go on with what was begun in DIR.")
 @click.option(
     "--seed", type=click.IntRange(0, (1 << 62) - 1), default=0, show_default=True, help="Of it all."

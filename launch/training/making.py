@@ -188,6 +188,7 @@ def _train(job: _Job, found: Found, watch: Watch) -> Trained:
         collect=str(_collect_config(job, 0)),
         taps=job.plan.data.taps,
         mask_token_id=job.plan.train.mask_token_id,
+        start=job.plan.train.start,
         layers=options.layers,
         block_size=options.block_size,
         steps=options.steps or 0,

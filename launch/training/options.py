@@ -35,6 +35,7 @@ class TrainOptions:
     layers: int
     block_size: int
     taps: str
+    start: Path | None
     resume: bool
     seed: int
     device: str
@@ -73,6 +74,7 @@ class TrainOptions:
             "layers": train.layers,
             "block_size": train.block_size,
             "tokens": train.tokens or None,
+            "start": Path(train.start) if train.start else None,
         }
         if not self.said & {"hours", "steps"}:
             values |= {"hours": train.hours or None, "steps": train.steps or None}
@@ -127,6 +129,7 @@ def train_plan(options: TrainOptions, mask_token_id: int) -> TrainPlan:
         hours=options.hours or 0.0,
         steps=options.steps or 0,
         tokens=options.tokens or 0,
+        start="" if options.start is None else str(options.start.absolute()),
     )
 
 

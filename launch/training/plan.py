@@ -43,6 +43,7 @@ class TrainPlan(FrozenConfig, frozen=True, kw_only=True):
     mask_token_id: int
     hours: float = 0.0
     steps: int = 0
+    start: str = ""  # a draft that is begun with
     tokens: int = 0  # of data; 0: as many as the time for collecting allows
 
 
@@ -73,6 +74,7 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "layers": "--layers",
     "block_size": "--block-size",
     "mask_token_id": "the mask id",
+    "start": "--start",
     "tokens": "--tokens",
 }
 

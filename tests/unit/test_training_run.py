@@ -18,7 +18,8 @@ from draft_daemon.training.run import run
 from draft_daemon.training.state import STATE
 from protocol.checkpoints.draft_config import read_draft_config
 from protocol.ending import Ended, EndingSignals
-from protocol.errors import CheckpointError, ConfigError
+from protocol.errors import CheckpointError, ConfigError, InsufficientMemory
+from protocol.memory import Available
 from protocol.training import (
     CURVE_FILE,
     DATA_FOLDER,
@@ -28,7 +29,9 @@ from protocol.training import (
     Validated,
 )
 
-STEPS, SHORT = 240, 8
+STEPS, SHORT = 170, 8
+
+pytestmark = pytest.mark.timeout(240)  # whoever comes first trains for all
 
 
 class EndsAt(EndingSignals):
@@ -87,7 +90,6 @@ def fresh(made, tmp_path):
     return make
 
 
-@pytest.mark.timeout(120)
 def test_a_draft_that_was_trained_is_accepted_and_before_that_it_is_not(proven):
     _, folder, trained, lines = proven
     first, last = (line for line in lines if isinstance(line, Validated))
@@ -104,7 +106,6 @@ def test_a_draft_that_was_trained_is_accepted_and_before_that_it_is_not(proven):
     assert (folder / CURVE_FILE).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.timeout(120)
 def test_the_walk_counts_what_the_real_loop_reports(proven, tmp_path):
     model, folder, _, lines = proven
     walked = [line for line in lines if isinstance(line, Validated)][-1]
@@ -254,4 +255,22 @@ def test_a_damaged_state_is_refused(fresh, tmp_path):
     state = tmp_path / "out" / STATE
     state.write_bytes(state.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match="cannot be gone on from"):
+        train(config)
+
+
+def test_a_run_may_begin_with_another_draft_of_the_same_shape(proven, fresh):
+    _, folder, _, lines = proven
+    best = [line for line in lines if isinstance(line, Validated)][-1]
+    _, told = train(fresh(start=str(folder), steps=1))
+    first = next(line for line in told if isinstance(line, Validated))
+    assert first.mean_acceptance_length == best.mean_acceptance_length
+    with pytest.raises(ConfigError, match=r"cannot be begun with: its layers is .* wanted"):
+        train(fresh("other", start=str(folder), layers=3))
+
+
+def test_too_little_memory_is_refused_with_the_arithmetic(fresh, monkeypatch):
+    config = fresh()
+    little = Available(1_000_000, "the test")
+    monkeypatch.setattr("protocol.transports.devices.available", lambda: little)
+    with pytest.raises(InsufficientMemory, match=r"(?s)training needs .* block rows .* kept"):
         train(config)
