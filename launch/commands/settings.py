@@ -120,7 +120,7 @@ SETTINGS: Final[dict[str, Decorator]] = {
         type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
         default="auto",
         show_default=True,
-        help="auto is bfloat16 where this processor is fast at it.",
+        help="auto: bfloat16 where this processor is fast at it. float16 is for GPUs.",
     ),
     "target_weights": _option(
         "--target-weights",

@@ -157,8 +157,6 @@ def test_k_lengths_are_padded_to_a_multiple_within_the_capacity():
 
 
 def test_the_mean_square_of_a_row_in_float16_may_be_beyond_its_range():
-    x = torch.full(
-        (2, 64), 400.0, dtype=torch.float16
-    )  # squared: 160,000, and float16 ends at 65,504
+    x = torch.full((2, 64), 400.0, dtype=torch.float16)  # its square is beyond 65,504
     made = pack_norm(torch.ones(64), 1e-5, torch.float16)(x)
     assert torch.equal(made, torch.ones(2, 64, dtype=torch.float16))
