@@ -16,6 +16,7 @@ from protocol.training import Answered, Ask, Kept
 from target_daemon.collecting.choosing import Chooser, Chosen
 from target_daemon.collecting.forwards import Forwards, Step
 from target_daemon.collecting.likeliest import likeliest
+from target_daemon.collecting.order import Move, enter, leave
 from target_daemon.collecting.records import Records
 from target_daemon.sequences import resolved
 
@@ -91,8 +92,12 @@ class Decoder:
         ends = () if sampling.ignore_eos else sampling.eos_token_ids
         stops = frozenset((*sampling.stop_token_ids, *ends))
         limit = min(most, len(ask.tokens) + ask.max_tokens)
-        self._forwards.start(len(self._texts))
-        self._texts.append(Text(ask, sampling, stops, list(ask.tokens), limit))
+        text = Text(ask, sampling, stops, list(ask.tokens), limit)
+        slot, moves = enter([len(each.tokens) for each in self._texts], text.prompt)
+        self._texts.append(text)
+        self._move(moves)
+        self._texts[slot] = text
+        self._forwards.start(slot)
 
     def step(self) -> list[Finished]:
         """One forward; the texts that ended with it."""
@@ -107,7 +112,7 @@ class Decoder:
         self._note(ready, logits)
         rows = [Chosen(self._texts[slot].sampling, self._texts[slot].tokens) for slot in ready]
         choices, finished = self._chooser.choose(logits, rows), list[Finished]()
-        # From the end, so that a slot that is filled from behind holds a text that is done with.
+        # From the end: a text moves to a slot before its own, once it has been looked at.
         for slot, choice in reversed(list(zip(ready, choices, strict=True))):
             ended = self._take(slot, choice)
             if ended is not None:
@@ -163,13 +168,15 @@ class Decoder:
         )
 
     def _close(self, slot: int) -> None:
-        """Free a slot; the text of the last one moves there, so that all stand together."""
-        last = self._texts.pop()
-        if slot < len(self._texts):
-            self._texts[slot] = last
-            source = len(self._texts)
-            self._forwards.move(source, slot, last.done)
-            self._records.move(source, slot, last.done)
+        """Free a slot; others move up, so that all stand together."""
+        self._move(leave([len(each.tokens) for each in self._texts], slot))
+        self._texts.pop()
+
+    def _move(self, moves: Sequence[Move]) -> None:
+        for source, goal in moves:
+            self._texts[goal] = text = self._texts[source]
+            self._forwards.move(source, goal, text.done)
+            self._records.move(source, goal, text.done)
 
 
 def refused(ask: Ask, error: DaemonError) -> Answered:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 BLOCK: Final = 64
+ROWS: Final = 8
 
 
 def likeliest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -20,14 +21,15 @@ def likeliest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         values, ids = logits.topk(k)
     else:
         whole = blocks * BLOCK
-        parts = logits[:, :whole].view(rows, blocks, BLOCK)
-        leading = parts.amax(-1).topk(k, sorted=False).indices
-        candidates = parts.gather(1, leading[:, :, None].expand(-1, -1, BLOCK)).flatten(1)
+        blocked = logits[:, :whole].view(rows, blocks, BLOCK)
+        leading = blocked.amax(-1).topk(k, sorted=False).indices
+        candidates = blocked.gather(1, leading[:, :, None].expand(-1, -1, BLOCK)).flatten(1)
         values, places = torch.cat((candidates, logits[:, whole:]), dim=1).topk(k)
         inside = leading.gather(1, (places // BLOCK).clamp_(max=k - 1)) * BLOCK + places % BLOCK
         # Behind the candidates stands the rest that fills no block.
         ids = torch.where(places < k * BLOCK, inside, places - k * BLOCK + whole)
-    # A third of the time of `logsumexp`.
+    # Few rows at a time, which stay in the cache: a third of the time of `logsumexp`.
     best = values[:, :1]
-    mass = (logits - best).exp_().sum(-1, keepdim=True)
+    parts = zip(logits.split(ROWS), best.split(ROWS), strict=True)
+    mass = torch.cat([(rows - most).exp_().sum(-1, keepdim=True) for rows, most in parts])
     return ids, values - best - mass.log_()

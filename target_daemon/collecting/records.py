@@ -52,7 +52,7 @@ class Records:
     def take(self, layer: int, hidden: Tensor) -> None:
         """The output [rows, hidden] of a tapped layer."""
         part = self._features.narrow(1, self._columns[layer], self.hidden_size)
-        part.index_copy_(0, self._rows, hidden[: len(self._rows)].to(torch.bfloat16))
+        part.index_copy_(0, self._rows, hidden.to(part.device, part.dtype))
 
     def take_rows(self, slot: int, first: int, features: Tensor) -> None:
         """Whole rows [n, taps * hidden] of a slot, from position `first` on."""

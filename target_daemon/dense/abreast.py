@@ -1,18 +1,21 @@
 """One forward over several sequences: where its rows stand, and how they attend.
 
-Rows ``0 .. n - 1`` are one of each of the slots ``0 .. n - 1``; they attend together, each within
-its own slot. Behind them lie `Chunk`s: earlier rows of some of these slots. All keys and values of
-a layer are written before anything attends, so that a slot's own row sees its chunk.
+Rows ``0 .. n - 1`` are one of each of the slots ``0 .. n - 1``; groups of them attend together,
+each row within its own slot. Behind them lie `Chunk`s: earlier rows of some of these slots. All
+keys and values of a layer are written before anything attends, so that a slot's own row sees its
+chunk.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
 from protocol.kernels.rope import Turner
+
+GROUP: Final = 16  # slots that attend together; their keys are read to the longest text's end
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Abreast:
             places.append(torch.arange(chunk.first, chunk.first + chunk.count))
         self.slots = torch.cat(slots)  # [rows]
         self.positions = torch.cat(places)  # [rows]
-        self.reach = max(positions) + 1  # of the slots' own rows: no column is seen from here on
+        self._reaches = [position + 1 for position in positions]
 
     @property
     def rows(self) -> int:
@@ -62,9 +65,15 @@ class Abreast:
         """What `turner` needs for the rows' positions."""
         return turner.gather(self.positions)
 
-    def mask(self, length: int, window: int | None, like: Tensor) -> Tensor:
-        """Additive mask [n, 1, 1, length] of the slots' own rows."""
-        position = self.positions[: self.own, None].to(like.device)
+    def groups(self) -> Iterator[tuple[slice, int]]:
+        """Slots whose own rows attend together, and how many columns the longest of them sees."""
+        for first in range(0, self.own, GROUP):
+            slots = slice(first, min(first + GROUP, self.own))
+            yield slots, max(self._reaches[slots])
+
+    def mask(self, slots: slice, length: int, window: int | None, like: Tensor) -> Tensor:
+        """Additive mask [slots, 1, 1, length] of the own rows of some slots."""
+        position = self.positions[slots, None].to(like.device)
         column = torch.arange(length, device=like.device)
         closed = column > position
         if window is not None:

@@ -27,7 +27,7 @@ class JoinedKeyValues(KeyValues):
     def readers(self, slot: int, length: int) -> Sequence[Tensor]:
         return [each for part in self._parts for each in part.readers(slot, length)]
 
-    def abreast(self, slots: int, length: int) -> Sequence[Tensor]:
+    def abreast(self, slots: slice, length: int) -> Sequence[Tensor]:
         return [each for part in self._parts for each in part.abreast(slots, length)]
 
     def layers(self, slot: int) -> Sequence[Tensor]:

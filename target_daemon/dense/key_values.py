@@ -47,9 +47,9 @@ class KeyValues:
         rows = self._slots[slot].narrow(3, 0, length)
         return rows.view(2 * self._layers, 1, self._heads, length, self._dim).unbind(0)
 
-    def abreast(self, slots: int, length: int) -> Sequence[Tensor]:
-        """The same of the first `slots` slots at once, [slots, kv_heads, length, head_dim]."""
-        return self._whole[:slots, :, :, :, :length].flatten(1, 2).unbind(1)
+    def abreast(self, slots: slice, length: int) -> Sequence[Tensor]:
+        """The same of some slots at once, [slots, kv_heads, length, head_dim]."""
+        return self._whole[slots, :, :, :, :length].flatten(1, 2).unbind(1)
 
     def put(self, layer: int, slots: Tensor, positions: Tensor, pairs: Tensor) -> None:
         """Keys and values `pairs` [n, 2, kv_heads, head_dim] of one layer into rows of any slots.

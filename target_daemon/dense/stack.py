@@ -113,11 +113,7 @@ class Stack:
     def _attend_abreast(self, places: Abreast, like: Tensor) -> Attend:
         """The same of rows of several slots."""
         slots, positions = places.slots.to(like.device), places.positions.to(like.device)
-        length = padded_length(places.reach, self._key_values.capacity, ABREAST_MULTIPLE)
-        masks = {window: places.mask(length, window, like) for window in self._windows}
-        own = places.own
-        parts: list[Part] = [(slice(0, own), self._key_values.abreast(own, length), masks)]
-        parts += self._chunks(places, like)
+        parts = [*self._groups(places, like), *self._chunks(places, like)]
 
         def attend(index: int, fused: Tensor) -> Tensor:
             self._key_values.put(index, slots, positions, self._pairs(fused))
@@ -130,8 +126,15 @@ class Stack:
 
         return attend
 
+    def _groups(self, places: Abreast, like: Tensor) -> Iterator[Part]:
+        """The slots' own rows, what they read, and what of it they see."""
+        for slots, reach in places.groups():
+            length = padded_length(reach, self._key_values.capacity, ABREAST_MULTIPLE)
+            masks = {window: places.mask(slots, length, window, like) for window in self._windows}
+            yield slots, self._key_values.abreast(slots, length), masks
+
     def _chunks(self, places: Abreast, like: Tensor) -> Iterator[Part]:
-        """Where the rows of each chunk are, what they read, and what of it they see."""
+        """The same of each chunk."""
         group, first = self._heads // self._kv_heads, places.own
         for chunk in places.chunks:
             line = Line(chunk.first, chunk.count, chunk.count)

@@ -14,6 +14,7 @@ from target_daemon.collecting import loading
 from target_daemon.collecting.choosing import Chooser
 from target_daemon.collecting.forwards import OneByOne, Together
 from target_daemon.collecting.likeliest import likeliest
+from target_daemon.dense.abreast import GROUP
 from target_daemon.sequences import resolved
 
 SAMPLED = {"temperature": 1.0}
@@ -78,6 +79,15 @@ def test_answers_together_are_those_of_each_alone(tmp_path, family):
         for number, tokens in enumerate(PROMPTS)
     ]
     _same_as_alone(folder, asks, answer_all(decoder(ready, config), asks))
+
+
+def test_texts_of_many_lengths_move_between_groups_and_stay_themselves(model):
+    ready, config = loaded(model, slots=GROUP + 3)
+    asks = [
+        ask(n, prompt(1 + n * 7 % 40, seed=n), most=3 + n * 5 % 17, ignore_eos=True)
+        for n in range(2 * GROUP)
+    ]
+    _same_as_alone(model, asks, answer_all(decoder(ready, config), asks))
 
 
 def test_one_by_one_gives_the_same(model):
