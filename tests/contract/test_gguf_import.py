@@ -4,7 +4,9 @@ import hashlib
 import json
 import os
 import zipfile
+from functools import cache
 
+import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
@@ -43,6 +45,12 @@ TOKENIZERS = {
     "tekken": TinyGGUF(pre="tekken"),
     "sentencepiece": TinyGGUF(tokenizer="llama", add_bos=None),
 }
+
+
+@pytest.fixture(autouse=True)
+def _one_table_of_names(monkeypatch):
+    """The library makes the same one anew for each module, which takes seconds."""
+    monkeypatch.setattr(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map))
 
 
 def their_weights(path):

@@ -83,7 +83,7 @@ def test_a_cold_start_is_measured_to_the_first_byte_with_its_stages(settings, tm
 
 
 def test_the_first_token_after_a_hit_is_measured_against_a_step(settings):
-    ended = script("kept.py", *settings[:4], "--threads", 1, "--tokens", 60, "--rounds", 1)
+    ended = script("kept.py", *settings[:4], "--threads", 1, "--tokens", 60)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert 0 < found["copy_ms"] < found["store_ms"]
