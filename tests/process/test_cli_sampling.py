@@ -112,16 +112,26 @@ def draft_daemon(parent):
     return None
 
 
+LONG = (*WARM[:-1], "600")
+
+
+@pytest.fixture(scope="module")
+def whole(pair):
+    return run(pair, *LONG)
+
+
 @pytest.mark.fault
-def test_a_draft_that_is_killed_in_the_middle_changes_no_token_of_a_sample(pair, tmp_path):
-    words = (*WARM[:-1], "600")
-    whole = run(pair, *words)
+@pytest.mark.parametrize("verify", ["chain", "tree"])
+def test_a_draft_that_is_killed_in_the_middle_changes_no_token_of_a_sample(
+    pair, whole, tmp_path, verify
+):
     target, draft = pair
     trace = tmp_path / "trace.jsonl"
     arguments = (
         *("generate", "--model", str(target), "--draft", str(draft), "--threads", "1"),
-        *("--dtype", "float32", "--exact", "--json", "--trace", str(trace), *words),
-        *("--block-width", "8"),  # by itself it leaves a tiny pair's draft, which does not pay
+        *("--dtype", "float32", "--exact", "--json", "--trace", str(trace), *LONG),
+        *("--block-width", "4"),  # by itself it leaves a tiny pair's draft, which does not pay
+        *("--verify", verify),
         "Say something.",
     )
     drafted = re.compile(rb'"proposed":\[\d')
@@ -138,6 +148,7 @@ def test_a_draft_that_is_killed_in_the_middle_changes_no_token_of_a_sample(pair,
         os.kill(pid, signal.SIGKILL)
         out, _ = process.communicate(timeout=40)
     assert process.returncode == 0
-    assert json.loads(out)["token_ids"] == whole["token_ids"]
+    report = json.loads(out)
+    assert (report["token_ids"], report["verify"]) == (whole["token_ids"], verify)
     widths = [json.loads(line)["width"] for line in trace.read_text().splitlines()]
     assert 1 in widths[2:-1]  # rounds without a draft, before the budget's last
