@@ -44,8 +44,8 @@ class Say:
     """The user's turn is one of `sentences`, with its gaps filled unless it is `as_is`.
 
     A gap ``{name}`` holds a word of that list of `launch.training.words`, ``{n:3-40}`` a number
-    from 3 to 40; ``{name#b}`` holds another word of the list. A gap has one filling all through a
-    talk. ``{answer}`` is the last answer, and ``{before}`` the one before it.
+    from 3 to 40; ``{name#b}`` holds another word of the list. A gap has one filling up to `Afresh`.
+    ``{answer}`` is the last answer, ``{before}`` the one before it, and ``{texts}`` are all.
     """
 
     sentences: Sequence[str]
@@ -65,7 +65,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Afresh:
-    """What has been said is no longer part of the prompt, but still fills gaps."""
+    """What has been said is no longer part of the prompt, but answers still fill gaps."""
 
 
 Move: TypeAlias = Write | Say | Answer | Afresh
@@ -112,7 +112,7 @@ class Talk:
     spoilt: bool = False
     _messages: list[dict[str, str]] = field(default_factory=list)
     _texts: dict[str, str] = field(default_factory=dict)
-    _chosen: dict[str, str] = field(default_factory=dict)  # what fills a gap, the whole talk long
+    _chosen: dict[str, str] = field(default_factory=dict)  # what fills a gap, until `Afresh`
     _steps: Generator[Wanted, str, None] | None = None
 
     def __post_init__(self) -> None:
@@ -150,10 +150,15 @@ class Talk:
                     if move.free and self._is_useless(text, SOURCE_WORDS):
                         return
                     self._messages.append({"role": "assistant", "content": text})
-                    self._texts["before"] = self._texts.get("answer", "")
-                    self._texts["answer"] = whole_sentences(text)
+                    self._remember(whole_sentences(text))
                 case Afresh():
                     self._messages.clear()
+                    self._chosen.clear()
+
+    def _remember(self, answer: str) -> None:
+        known = self._texts
+        texts = f"{known['texts']}\n\n{answer}" if known else answer
+        self._texts = {"before": known.get("answer", ""), "answer": answer, "texts": texts}
 
     def _is_useless(self, text: str, least: int) -> bool:
         self.spoilt = len(text.split()) < least or is_monotonous(text)
@@ -182,6 +187,7 @@ class Talk:
 
 def tidy(opening: str, text: str, first: str) -> str:
     """The self-written turn, up to and with the first character of `first` behind its opening."""
+    text = text.lstrip("\n")
     ends = [at for character in first if (at := text.find(character)) > 0]
     text = text[: min(ends) + 1] if ends else text
     return (opening + (text.lstrip(" ") if opening.endswith(" ") else text)).strip()

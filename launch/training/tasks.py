@@ -161,16 +161,27 @@ _SUMMARISING_BOTH: Final = (
     "{before}\n\n{answer}\n\nWrite a short summary of this article.",
     "What are the main points of this text?\n\n{before} {answer}",
 )
-_ASKING: Final = (
-    "{answer}\n\nQuestion: ",
-    "Read the text and answer the question.\n\nText: {answer}\n\nQuestion: ",
-    "Context: {answer}\n\nUsing the context, tell me",
+_ASKED: Final = ("", "What", "Who", "Why", "How", "When", "Which of")
+_ASKING: Final = tuple(
+    f"{before} {word}"
+    for before in (
+        "{answer}\n\nQuestion:",
+        "Read the text and answer the question.\n\nText: {answer}\n\nQuestion:",
+        "Context: {answer}\n\nUsing the context, tell me:",
+    )
+    for word in _ASKED
 )
-_SEARCHED: Final = (
-    "Documents:\n[1] {before}\n[2] {answer}\n\nQuestion: ",
-    "Use these passages to answer.\n\n{before}\n\n{answer}\n\nQuestion: ",
-    "Passage 1: {before}\n\nPassage 2: {answer}\n\nWith the help of the passages: ",
+_SEARCHED: Final = tuple(
+    f"{before} {word}"
+    for before in (
+        "Documents:\n\n{texts}\n\nQuestion:",
+        "Use these passages to answer.\n\n{texts}\n\nQuestion:",
+        "[1] {before}\n\n[2] {answer}\n\nWith the help of the passages, answer this:",
+    )
+    for word in _ASKED
 )
+_PASSAGE: Final = (Say(_PASSAGES), Answer(free=True), Afresh())
+_REPORT: Final = (Say(_REPORTS), Answer(free=True), Afresh())
 
 TASKS: Final = (
     Task("chat", 14, (Write(), Answer())),
@@ -186,13 +197,9 @@ TASKS: Final = (
     Task("explanation", 6, (Say(_EXPLAINING), Answer())),
     Task("list", 3, (Say(_LISTS), Answer())),
     Task("code", 3, (Say(_CODING), Answer())),
-    Task("rewriting", 2, (Say(_PASSAGES), Answer(free=True), Afresh(), Say(_REWRITING), Answer())),
-    Task("extraction", 2, (Say(_REPORTS), Answer(free=True), Afresh(), Say(_EXTRACTING), Answer())),
-    Task(
-        "summary",
-        3,
-        (Say(_REPORTS), Answer(free=True), Afresh(), Say(_SUMMARISING), Answer(SHORT_ANSWER)),
-    ),
+    Task("rewriting", 2, (*_PASSAGE, Say(_REWRITING), Answer())),
+    Task("extraction", 2, (*_REPORT, Say(_EXTRACTING), Answer())),
+    Task("summary", 3, (*_REPORT, Say(_SUMMARISING), Answer(SHORT_ANSWER))),
     Task(
         "summary",
         4,
@@ -206,29 +213,10 @@ TASKS: Final = (
             Answer(SHORT_ANSWER),
         ),
     ),
-    Task(
-        "context",
-        3,
-        (
-            Say(_PASSAGES),
-            Answer(free=True),
-            Afresh(),
-            Write(_ASKING, "?\n", 32, 4),
-            Answer(SHORT_ANSWER),
-        ),
-    ),
+    Task("context", 3, (*_PASSAGE, Write(_ASKING, "?\n", 32, 4), Answer(SHORT_ANSWER))),
     Task(
         "passages",
         4,
-        (
-            Say(_PASSAGES),
-            Answer(free=True),
-            Afresh(),
-            Say(_PASSAGES),
-            Answer(free=True),
-            Afresh(),
-            Write(_SEARCHED, "?\n", 32, 4),
-            Answer(SHORT_ANSWER),
-        ),
+        (*_PASSAGE, *_PASSAGE, *_REPORT, Write(_SEARCHED, "?\n", 32, 4), Answer(SHORT_ANSWER)),
     ),
 )

@@ -393,6 +393,19 @@ def test_gaps_are_filled_once_for_a_talk_and_differently_for_others():
     assert {one, other} <= set(WORDS["name"])
 
 
+def test_gaps_hold_the_last_answer_the_one_before_and_all():
+    moves = []
+    for _ in range(3):
+        moves += [Say(("Go",)), Answer(free=True), Afresh()]
+    talk = Talk("t", (*moves, Say(("{answer}|{before}|{texts}",)), Answer()), random.Random(1))
+    texts = [f"This is text number {number}, of eight words or more." for number in range(3)]
+    talk.next(None)
+    for text in texts:
+        wanted = talk.next(text)
+    joined = "\n\n".join(texts)
+    assert wanted.messages[-1]["content"] == f"{texts[2]}|{texts[1]}|{joined}"
+
+
 def test_a_text_that_repeats_itself_is_of_no_use():
     assert is_monotonous("and so on and so on " * 30)
     assert not is_monotonous("aaaaaaaaaa")  # too short to tell
@@ -401,6 +414,7 @@ def test_a_text_that_repeats_itself_is_of_no_use():
 
 def test_texts_are_cut_where_they_end():
     assert tidy("Is it ", " so? Or so?", "?\n") == "Is it so?"
+    assert tidy("Question:", "\n\nIs it so?\nYes", "?\n") == "Question:Is it so?"
     assert tidy("Why? ", "because", "?") == "Why? because"
     assert whole_sentences("One. Two. Thr") == "One. Two."
     assert (
