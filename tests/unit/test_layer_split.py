@@ -1,9 +1,11 @@
 """A target whose layers lie on several devices: where they go, and that nothing else changes."""
 
+import json
 from types import MappingProxyType
 
 import pytest
 import torch
+from support.command import InProcess
 from support.drive import generate
 from support.fake_cuda import TWO, FakeCuda, gpu
 from support.plain_host import PlainHost
@@ -11,6 +13,7 @@ from support.targets import prompt
 from support.tiny_target import write_tiny_target
 from torch.overrides import TorchFunctionMode
 
+from launch import exit_codes
 from launch.plan import Plan
 from launch.prepare import prepare
 from protocol import gpu as machine
@@ -289,3 +292,27 @@ def test_what_is_asked_for_reaches_the_daemon_or_is_refused(tmp_path, monkeypatc
     monkeypatch.setattr(machine, "device_nodes", lambda root: ())
     with pytest.raises(DeviceAbsent, match="--target-devices cuda:0 was asked for"):
         asked()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--target-devices", "cuda:0,cpu", "'cpu' is none of cuda:N and cuda:<uuid>"),
+        ("--target-layer-split", "0.6,0.6", "the shares add up to 1.2, not to 1"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["generate", "supervisor", "target"])
+def test_every_verb_refuses_what_is_no_list(capsys, monkeypatch, verb, option, value, said):
+    outcome = InProcess(capsys, monkeypatch)(verb, option, value)
+    assert outcome.code == exit_codes.USAGE
+    assert said in outcome.err
+
+
+def test_a_file_can_say_it_and_an_empty_text_says_nothing(capsys, monkeypatch, tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text('target_devices = "cuda:0, cuda:1"\ntarget_layer_split = ""\n')
+    words = ("config", "show", "--json", "--config", str(file), "target")
+    outcome = InProcess(capsys, monkeypatch)(*words)
+    found = {row["name"]: row["value"] for row in json.loads(outcome.out)["settings"]}
+    assert found["target_devices"] == "cuda:0, cuda:1"
+    assert found["target_layer_split"] == ""
