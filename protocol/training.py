@@ -166,8 +166,9 @@ class TrainConfig(FrozenConfig, frozen=True, kw_only=True):
     average: Fraction = 0.998  # decay of the moving average that is validated and kept; 0: none
     weight_decay: float = 0.01
     clip: float = 1.0  # longest gradient
-    validate_every: Positive = 200
+    validate_every: Positive = 500
     validate_sequences: Count = 64  # of those held out; 0: all
+    validate_tokens: Positive = 128  # of each answer, as if no more had been asked for
     save_seconds: Timeout = 120.0  # between two states to resume from
     collect: str = ""  # the `CollectConfig` by which missing features are made; empty: none are
     seed: Count = 0

@@ -20,7 +20,9 @@ WEIGHTS: Final = "weights"
 AVERAGE: Final = "average"
 # Where a run happens and how long it lasts may change; what it computes may not.
 PLACE: Final = frozenset({"folder", "model", "device", "threads", "collect", "start"})
-LENGTH: Final = frozenset({"steps", "hours", "validate_every", "validate_sequences"})
+LENGTH: Final = frozenset(
+    {"steps", "hours", "validate_every", "validate_sequences", "validate_tokens"}
+)
 FREE: Final = PLACE | LENGTH | {"save_seconds"}
 
 

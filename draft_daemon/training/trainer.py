@@ -196,9 +196,11 @@ class Trainer:
         return [walked[int(at)] for at in np.linspace(0, len(walked) - 1, count)]
 
     def _held(self, place: Place) -> Text:
-        """A text with features in memory: its shard may have to be forgotten."""
+        """What is walked of a text, with features in memory: its shard may be forgotten."""
         text = self._parts.corpus.text(place)
-        return replace(text, features=np.array(text.features))
+        stop = text.prompt + self._config.validate_tokens
+        features = np.array(text.features[:stop])
+        return replace(text, tokens=text.tokens[:stop], features=features)
 
     def _walked(self, done: int, total: int) -> None:
         self._endings.check()
