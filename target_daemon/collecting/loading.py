@@ -57,6 +57,7 @@ class Loaded:
     target: NativeTarget
     forwards: Forwards
     slots: int
+    device: torch.device  # where features are noted
 
     def records(self, config: CollectConfig, *, features: bool) -> Records:
         """Room for what is noted of all slots."""
@@ -67,7 +68,7 @@ class Loaded:
             likeliest=min(config.likeliest, target.vocab_size),
             taps=config.taps if features else (),
             hidden_size=target.hidden_size,
-            device=target.device,
+            device=self.device,
         )
 
 
@@ -93,8 +94,10 @@ def load(config: CollectConfig, progress: Progress) -> Loaded:
     target = load_target(
         settings, host, lambda done, total: progress(done, total, ""), device.torch
     )
-    forwards = Together(target) if isinstance(target, DenseTarget) else OneByOne(target)
-    return Loaded(target, forwards, settings.slots)
+    if isinstance(target, DenseTarget):
+        return Loaded(target, Together(target), settings.slots, device.torch)
+    target.prepare_rollback("replay")  # no row is ever taken back
+    return Loaded(target, OneByOne(target), settings.slots, device.torch)
 
 
 def _settings(config: CollectConfig, device: Device, *, together: bool) -> TargetConfig:

@@ -94,7 +94,7 @@ def test_one_by_one_gives_the_same(model):
     _, config = loaded(model, slots=3)
     asks = [ask(number, tokens, seed=number) for number, tokens in enumerate(PROMPTS)]
     target = load(model, slots=3, max_positions=96, ring_window=64, prefill_chunk=8)
-    alone = loading.Loaded(target, OneByOne(target), 3)
+    alone = loading.Loaded(target, OneByOne(target), 3, torch.device("cpu"))
     _same_as_alone(model, asks, answer_all(decoder(alone, config), asks))
 
 

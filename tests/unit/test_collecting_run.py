@@ -13,6 +13,7 @@ from support.tiny_target import write_tiny_target
 
 from protocol.checkpoints.shards import map_features, read_shard, shard_numbers
 from protocol.training import MAX_LINE, Answered, Problem, Report, Written
+from target_daemon.collecting import collector
 
 TAPS = DEFAULTS["taps"]
 WIDTH = 2 * 3 * 24  # bytes of a row of features
@@ -41,7 +42,8 @@ def _kept(folder):
     return found
 
 
-def test_everything_asked_is_answered_and_kept_and_a_restart_goes_on(model, tmp_path):
+def test_everything_asked_is_answered_and_kept_and_a_restart_goes_on(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(collector, "REPORT_SECONDS", 0.0)
     folder = tmp_path / "data"
     others = (ask(99, prompt(4), keep=False), ask(100, []))
     code, lines = run(tmp_path, model, folder, (*_asks(0, 7), *others), **FULL)
@@ -57,6 +59,9 @@ def test_everything_asked_is_answered_and_kept_and_a_restart_goes_on(model, tmp_
     loads = [line for line in of(Report, lines) if line.stage == "load"]
     assert loads[-1].done == loads[-1].total > 0
     assert any("keys and values" in line.detail for line in loads)
+    counts = [line.done for line in of(Report, lines) if line.stage == "answer"]
+    assert counts == sorted(counts)
+    assert counts[-1] == sum(len(line.tokens) for line in answers.values())
     written = of(Written, lines)
     assert [line.shard for line in written] == list(shard_numbers(folder))
     assert written[-1].tokens == sum(len(tokens) for tokens in first.values())
@@ -110,6 +115,7 @@ def _features(folder, number):
         ({"model": "/nowhere"}, (), "checkpoint", "/nowhere", 78),
         ({"slots": 4000, "max_positions": 512}, (), "insufficient_memory", "notes", 75),
         ({}, ("--features", "3"), "checkpoint", "shard-00003.safetensors", 78),
+        ({"taps": ()}, ("--features", "3"), "config", "without taps", 78),
         ({}, ("--feature",), "usage", "--features NUMBER", 2),
         ({"folder": "/proc/nothing"}, (), "unavailable", "/proc/nothing", 69),
     ],
@@ -174,3 +180,19 @@ def test_a_full_disk_is_a_problem_and_leaves_whole_shards(model, tmp_path, monke
         "shard-00000.safetensors",
         "shard-00001.safetensors",
     ]
+
+
+def test_features_that_cannot_be_made_again_are_a_problem(model, tmp_path, monkeypatch):
+    folder, one = tmp_path / "data", (b"", "--features", "0")
+    assert run(tmp_path, model, folder, _asks(0, 3))[0] == 0
+    code, lines = run(tmp_path, model, folder, *one, max_positions=12)
+    assert (code, of(Problem, lines)[0].code) == (78, "config")
+    assert "a sequence of 18 tokens; `max_positions` is 12" in of(Problem, lines)[0].detail
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, lines = run(tmp_path, model, folder, *one)
+    assert (code, of(Problem, lines)[0].code) == (69, "unavailable")
+    assert [path.name for path in folder.iterdir()] == ["shard-00000.safetensors"]
