@@ -33,6 +33,7 @@ from protocol.choice import best_ids
 from protocol.config import TargetConfig
 from protocol.cpu import resolve_dtype
 from protocol.errors import DaemonError
+from protocol.kernels.quantised import BITS
 from protocol.transports.devices import Device, open_device
 from protocol.transports.plain import PlainHost
 from target_daemon.dense.model import DenseTarget
@@ -153,6 +154,7 @@ def main(arguments: Sequence[str]) -> int:
         "driver": "-" if device.facts is None else device.facts.driver,
         "shape": options.shape,
         "dtype": str(dtype),
+        "weights": options.weights,
         "exact": [target.exactness.kind, target.exactness.detail],
         "weight_bytes": target.weight_bytes,
         "graphs": options.graphs,
@@ -179,6 +181,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--contexts", type=lambda text: [int(n) for n in text.split(",")], default=[1024, 16384]
     )
+    parser.add_argument("--weights", default="dtype", choices=("dtype", *BITS))
     parser.add_argument("--graphs", action="store_true")
     parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)
@@ -193,6 +196,7 @@ def load_target(
         run_dir="",
         life=0,
         device=options.device,
+        weights=options.weights,
         slots=1,
         max_positions=2 * max(options.contexts),
         taps=shape.taps,

@@ -91,13 +91,15 @@ def test_the_first_token_after_a_hit_is_measured_against_a_step(settings):
 
 
 def test_the_gpus_benchmark_runs_the_same_engines_on_the_cpu_and_refuses_a_gpu_that_is_not_there():
-    ended = script("gpu.py", "--shape", "tiny", "--device", "cpu", "--contexts", "64")
+    words = ("--device", "cpu", "--contexts", "64", "--weights", "int8")
+    ended = script("gpu.py", "--shape", "tiny", *words)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     (figures,) = found["contexts"].values()
     parts = [figures[name] for name in ("ingest_ms", "draft_ms", "verify_ms")]
     assert figures["round_ms"] == pytest.approx(sum(parts), abs=1e-3)
     assert found["not run"]
+    assert found["weights"] == "int8"
     ended = script("gpu.py", "--shape", "tiny", "--device", "cuda:99")
     assert ended.returncode == 1
     assert ended.stderr.startswith("no CUDA device") or "cupy" in ended.stderr
