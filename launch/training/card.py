@@ -8,6 +8,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from launch.models import LocalModel
 from launch.training.found import Found
 from launch.training.harvest import SOURCE_TASK, SOURCE_TEMPERATURE
@@ -15,11 +17,12 @@ from launch.training.history import History
 from launch.training.overlap import RUN
 from launch.training.plan import Composed, Plan
 from protocol import __version__
-from protocol.training import CURVE_FILE, STEPS_FILE, Trained
+from protocol.training import CURVE_FILE, STEPS_FILE, TrainConfig, Trained
 
 MAX_README_BYTES: Final = 1 << 20
 MAX_LICENCE_CHARS: Final = 80
 _LICENCE: Final = re.compile(r"^licen[cs]e:\s*(.+)$", re.IGNORECASE | re.MULTILINE)
+_PLACES: Final = frozenset({"model", "folder", "collect"})  # settings that mean nothing elsewhere
 _CURVE_ROWS: Final = 20  # of the table
 
 
@@ -29,6 +32,7 @@ class CardFacts:
 
     model: LocalModel
     plan: Plan
+    config: TrainConfig
     found: Found
     composed: Composed
     history: History
@@ -129,8 +133,13 @@ def _settings(facts: CardFacts) -> Iterator[str]:
         f"The objective of arXiv 2602.06036. {trained.steps:,} steps in "
         f"{_duration(trained.seconds)} (asked for: {asked}), {trained.passes:.2f} passes over "
         f"{trained.tokens:,} tokens; seed {facts.plan.data.seed}. Every step is a line of "
-        f"`{STEPS_FILE}`; all settings are in `work/train.json`."
+        f"`{STEPS_FILE}`."
     )
+    every = msgspec.structs.asdict(facts.config)
+    every["start"] = Path(facts.config.start).name or "the target"
+    told = (f"`{name}` {value}" for name, value in every.items() if name not in _PLACES)
+    yield ""
+    yield f"Settings: {', '.join(told)}."
     last = facts.history.last
     if last is not None:
         slots = " ".join(f"{part:.3f}" for part in last.accuracy)

@@ -182,7 +182,13 @@ def _train(job: _Job, found: Found, watch: Watch) -> Trained:
     options = job.options
     begun = msgspec.structs.replace(job.plan, training_began=True)
     plan.write_part(job.out, plan.PLAN, begun)
-    config = TrainConfig(
+    path = _written(job.out, TRAIN_CONFIG, _train_config(job))
+    return teaching.teach(teaching.command(path, options.ranks), options.ranks, watch)
+
+
+def _train_config(job: _Job) -> TrainConfig:
+    options = job.options
+    return TrainConfig(
         model=str(job.model.path),
         folder=str(job.out.absolute()),
         collect=str(_collect_config(job, 0)),
@@ -198,8 +204,6 @@ def _train(job: _Job, found: Found, watch: Watch) -> Trained:
         device=options.device,
         threads=options.threads,
     )
-    line = teaching.command(_written(job.out, TRAIN_CONFIG, config), options.ranks)
-    return teaching.teach(line, options.ranks, watch)
 
 
 def _written(folder: Path, name: str, config: FrozenConfig) -> Path:
@@ -228,6 +232,7 @@ def _described(job: _Job, found: Found, trained: Trained | None) -> Made:
         by_task=best.by_task if best else {},
     )
     if trained is not None:
-        facts = CardFacts(job.model, job.plan, found, composed, history, trained)
+        config = _train_config(job)
+        facts = CardFacts(job.model, job.plan, config, found, composed, history, trained)
         plan.write_text(job.out, CARD, card_text(facts))
     return made

@@ -31,7 +31,7 @@ from protocol.errors import (
     UsageError,
 )
 from protocol.memory import Available
-from protocol.training import Trained, Validated
+from protocol.training import TrainConfig, Trained, Validated
 
 
 @pytest.mark.parametrize(
@@ -148,6 +148,7 @@ def _card(tmp_path, history, *, exclude=(), files=(), steps=0):
         CardFacts(
             LocalModel(name="m", path=tmp_path, source="folder"),
             Plan(data=data, train=train),
+            TrainConfig(model="/secret/m", folder="/secret/d", taps=(1, 2), mask_token_id=3),
             found,
             Composed(dropped={"duplicate": [4, 5], "excluded": [6]}, seconds=9000.0),
             history,
@@ -170,12 +171,14 @@ def test_the_card_tells_what_was_measured(tmp_path):
         "2 duplicate, 1 excluded",
         "a run of 8 tokens, in lower case, with one of bench.jsonl",
         "1,200 steps in 5 minutes (asked for: 2 hours in all)",
+        "`anchors` 32, `gamma` 4.0, `rate` 0.001",
         "loss 3.250, accuracy of each slot 0.500 0.250",
         "**1.490**, at step 49",
         "| a\\|b | 1.250 |",
         "Licence: the target's card names none",
     ):
         assert fact in text, fact
+    assert "/secret" not in text
     rows = re.findall(r"^\| \d+ \| 1\.\d+ \|$", text, re.MULTILINE)
     assert len(rows) <= 21
     assert rows[-1] == "| 49 | 1.490 |"
