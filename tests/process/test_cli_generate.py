@@ -302,7 +302,7 @@ def test_a_draft_that_is_killed_costs_no_token_and_an_interrupted_run_prints_wha
     trace = tmp_path / "trace.jsonl"
     with _endless(pair, "--json", "--trace", str(trace), "--block-width", "8") as process:
         drafted = re.compile(rb'"proposed":\[\d')
-        until(lambda: drafted.search(_read(trace)), seconds=40, what="a round with a draft")
+        until(lambda: drafted.search(_read(trace)), seconds=100, what="a round with a draft")
         os.kill(_daemon(process.pid, "draft_daemon"), signal.SIGKILL)
         before = len(_read(trace))
         until(lambda: b'"width":1,' in _read(trace)[before:], what="a round without one")

@@ -140,13 +140,13 @@ def test_a_draft_that_is_killed_in_the_middle_changes_no_token_of_a_sample(
     ) as process:
         until(
             lambda: trace.exists() and drafted.search(trace.read_bytes()),
-            seconds=40,
+            seconds=100,
             what="a round with a draft",
         )
         pid = draft_daemon(process.pid)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        out, _ = process.communicate(timeout=40)
+        out, _ = process.communicate(timeout=100)
     assert process.returncode == 0
     report = json.loads(out)
     assert (report["token_ids"], report["verify"]) == (whole["token_ids"], verify)

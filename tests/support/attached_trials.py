@@ -14,7 +14,7 @@ from support.trials import PROMPTS, RESTARTS, TOKENS, Trials, combinations, comm
 from launch.supervisor import Supervisor
 from protocol.config import write_config
 
-WATCHDOG_SECONDS = 1.0
+WATCHDOG_SECONDS = 1.0  # at first; a start that takes longer is waited for twice as long, and so on
 
 
 class Manager:
@@ -23,6 +23,7 @@ class Manager:
     def __init__(self, services):
         self._services = services
         self._lively = dict.fromkeys(services, time.monotonic())
+        self._patience = dict.fromkeys(services, WATCHDOG_SECONDS)
 
     def tend(self, status):
         for service in self._services:
@@ -32,8 +33,10 @@ class Manager:
                 self._lively[service] = now
             elif getattr(status, service.role).stage in ("ready", "pairing", "failed"):
                 self._lively[service] = now
-            elif now - self._lively[service] > WATCHDOG_SECONDS:
+                self._patience[service] = WATCHDOG_SECONDS
+            elif now - self._lively[service] > self._patience[service]:
                 sent(service.pid, signal.SIGKILL)
+                self._patience[service] *= 2
 
 
 class Tended(Supervisor):

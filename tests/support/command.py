@@ -17,7 +17,7 @@ class Outcome:
     err: str
 
 
-def dflashd(*arguments, stdin="", env=None, timeout=50.0):
+def dflashd(*arguments, stdin="", env=None, timeout=100.0):
     """Run one command line to its end; standard error is no terminal."""
     done = subprocess.run(
         [*ISOLATED, *arguments],
