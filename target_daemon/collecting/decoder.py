@@ -142,6 +142,7 @@ class Decoder:
         """Let the text go on with its next token, or end."""
         text = self._texts[slot]
         if isinstance(choice, DaemonError):
+            self._forwards.forget(slot, text.done)
             return Finished(refused(text.ask, choice))
         text.tokens.append(choice)
         reason: Literal["stop", "length"] = "stop" if choice in text.stops else "length"

@@ -45,6 +45,10 @@ class Forwards(ABC):
         """Logits [n, vocab], float32, of some of the rows that `run` returned."""
 
     @abstractmethod
+    def forget(self, slot: int, rows: int) -> None:
+        """Leave nothing of a text, `rows` long so far, whose numbers are not finite."""
+
+    @abstractmethod
     def move(self, source: int, goal: int, rows: int) -> None:
         """The text of `source`, `rows` long so far, goes on in `goal`, whose text has ended."""
 
@@ -73,6 +77,9 @@ class Together(Forwards):
 
     def score(self, rows: Tensor) -> Tensor:
         return self._target.score(rows)
+
+    def forget(self, slot: int, rows: int) -> None:
+        _clear(self._target, slot, rows)
 
     def move(self, source: int, goal: int, rows: int) -> None:
         self._target.move(source, goal, rows)
@@ -110,7 +117,16 @@ class OneByOne(Forwards):
     def score(self, rows: Tensor) -> Tensor:
         return rows
 
+    def forget(self, slot: int, rows: int) -> None:
+        _clear(self._target, self._home[slot], rows)
+
     def move(self, source: int, goal: int, rows: int) -> None:
         del rows
         homes = self._home
         homes[source], homes[goal] = homes[goal], homes[source]
+
+
+def _clear(target: NativeTarget, slot: int, rows: int) -> None:
+    """Return to an empty state, as after a forward of `rows` that failed: no mask silences NaN."""
+    target.reset(slot)
+    target.restore_kv(slot, target.snapshot_kv(slot, 0, rows))
