@@ -65,6 +65,7 @@ class Corpus(Closing):
         self.trained: dict[int, Array] = {}  # shard -> [t] its sequences to train on
         self.walked: list[Place] = []
         self.counts = np.zeros(vocab, np.int64)  # of tokens in answers that are trained on
+        self.longest = 0  # tokens of a sequence
         tokens = 0
         for number in shard_numbers(folder):
             tokens += self._survey(number, self.shard(number))
@@ -125,6 +126,7 @@ class Corpus(Closing):
     def _survey(self, number: int, shard: Shard) -> int:
         """Take note of one shard; returns the tokens of its sequences to train on."""
         lengths = np.diff(shard.starts)
+        self.longest = max(self.longest, int(lengths.max()))
         usable = lengths - shard.prompts >= LEAST_ANSWER
         held_out = shard.held_out.astype(bool)
         self.trained[number] = np.flatnonzero(usable & ~held_out)

@@ -84,7 +84,13 @@ def _parts(
     dtype = getattr(torch, resolve_dtype(config.dtype, config.device))
     lexicon = read_lexicon(config, facts, device, dtype)
     order = Order(corpus, config)
-    network, walked = (Network(facts, facts.max_positions).to(device) for _ in range(2))
+    positions = corpus.longest + facts.block_size
+    if positions > facts.max_positions:
+        raise ConfigError(
+            f"a sequence of {corpus.longest:,} tokens and a block are more than the target's "
+            f"{facts.max_positions:,} positions"
+        )
+    network, walked = (Network(facts, positions).to(device) for _ in range(2))
     return Parts(
         network=network,
         walked=walked.to(dtype),

@@ -25,6 +25,7 @@ from draft_daemon.training.schedule import schedule_of
 from draft_daemon.training.state import AVERAGE, WEIGHTS, Counts, Origin, write_state
 from draft_daemon.training.walk import walk
 from protocol.ending import Ended, EndingSignals
+from protocol.errors import NotFinite
 from protocol.training import (
     CURVE_FILE,
     STEPS_FILE,
@@ -119,6 +120,11 @@ class Trainer:
         step = parts.order.step(number, whole=self._schedule.is_whole(progress))
         rate = self._schedule.rate_at(progress)
         sums = self._gradients(step)
+        if not bool(sums[0].isfinite()):
+            raise NotFinite(
+                f"the loss of step {number} is no number any more: a rate of {rate:g} is too much, "
+                "or there are features that are none"
+            )
         parts.optimiser.step(rate)
         parts.average.update(number)
         self._counts = msgspec.structs.replace(self._counts, step=number + 1)

@@ -18,7 +18,7 @@ from draft_daemon.training.run import run
 from draft_daemon.training.state import STATE
 from protocol.checkpoints.draft_config import read_draft_config
 from protocol.ending import Ended, EndingSignals
-from protocol.errors import CheckpointError, ConfigError, InsufficientMemory
+from protocol.errors import CheckpointError, ConfigError, InsufficientMemory, NotFinite
 from protocol.memory import Available
 from protocol.training import (
     CURVE_FILE,
@@ -274,3 +274,23 @@ def test_too_little_memory_is_refused_with_the_arithmetic(fresh, monkeypatch):
     monkeypatch.setattr("protocol.transports.devices.available", lambda: little)
     with pytest.raises(InsufficientMemory, match=r"(?s)training needs .* block rows .* kept"):
         train(config)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_last_state(fresh, tmp_path):
+    config = fresh(rate=1e30, save_seconds=1e-6)
+    with pytest.raises(NotFinite, match=r"the loss of step \d is no number .* rate of"):
+        train(config)
+    state = load_file(tmp_path / "out" / STATE)
+    lines = read_journal(tmp_path / "out" / STEPS_FILE)
+    assert all(not isinstance(line, Validated) or line.step == 0 for line in lines)
+    assert any(name.startswith("weights.") for name in state)
+
+
+def test_sequences_longer_than_the_target_takes_are_refused(fresh, tmp_path):
+    config = fresh()
+    short = shutil.copytree(config.model, tmp_path / "short")
+    text = (short / "config.json").read_text()
+    short_text = text.replace('"max_position_embeddings": 512', '"max_position_embeddings": 30')
+    (short / "config.json").write_text(short_text)
+    with pytest.raises(ConfigError, match=r"a sequence of 3\d tokens .* 30 positions"):
+        train(msgspec.structs.replace(config, model=str(short)))
