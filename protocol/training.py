@@ -156,7 +156,7 @@ class TrainConfig(FrozenConfig, frozen=True, kw_only=True):
     steps: Count = 0  # 0: until `hours` have been used
     hours: float = 0.0
     sequences: Positive = 8  # a step
-    anchors: Positive = 32  # a sequence
+    anchors: Positive = 16  # a sequence
     gamma: float = 4.0  # slots are weighted exp(-(k - 1) / gamma)
     rate: float = 1e-3  # AdamW's, with a warm-up and a cosine to a tenth
     soft: Fraction = 0.5  # of the loss: against the target's distribution instead of the token
