@@ -198,7 +198,7 @@ class DeviceLost(DaemonError):
 
 
 class NotFinite(DaemonError):
-    """The target's logits hold NaN or infinity, so that no token follows: at which position."""
+    """Logits hold NaN or infinity, so that no token follows: at which position; or a loss does."""
 
     code = "not_finite"
 

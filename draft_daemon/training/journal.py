@@ -1,5 +1,6 @@
 """``train.jsonl``: one line for every step and every validation, also across interruptions."""
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,8 @@ from msgspec import Meta
 from draft_daemon.training.files import whole
 from protocol.errors import CheckpointError
 from protocol.training import Count, Validated
+
+log = logging.getLogger(__name__)
 
 
 class Stepped(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -41,26 +44,36 @@ class Journal:
 
 def read_journal(path: Path) -> list[Line]:
     """All whole lines; CheckpointError for nonsense. A last line that was cut off is left out."""
-    if not path.exists():
-        return []
-    found: list[Line] = []
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            found.append(msgspec.json.decode(line, type=Line))
-        except msgspec.MsgspecError as error:
-            raise CheckpointError(f"{path}, line {number}: {error}") from error
+    found, damaged = _read(path)
+    if damaged:
+        raise CheckpointError(f"{path}, {damaged[0]}")
     return found
 
 
 def cut(path: Path, step: int, validated: int) -> None:
     """Leave the lines of steps below `step`, and of validations up to step `validated`.
 
-    What came later is done again by the run that goes on from there.
+    What came later is done again by the run that goes on from there. The journal is a record that
+    nothing is computed from: a damaged line is told to the log and left out.
     """
-    kept = [line for line in read_journal(path) if _is_kept(line, step, validated)]
+    found, damaged = _read(path)
+    for told in damaged:
+        log.warning("%s, %s; it is left out", path, told)
+    kept = [line for line in found if _is_kept(line, step, validated)]
     with whole(path) as hidden:
         hidden.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
+
+
+def _read(path: Path) -> tuple[list[Line], list[str]]:
+    """The lines that can be read, and what is wrong with which others."""
+    found, damaged = [], []
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            found.append(msgspec.json.decode(line, type=Line))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            damaged.append(f"line {number}: {error}")
+    return found, damaged
 
 
 def _is_kept(line: Line, step: int, validated: int) -> bool:

@@ -25,11 +25,14 @@ class Optimiser:
         ]
         self._adam = torch.optim.AdamW(groups, lr=0.0, betas=BETAS, fused=True)
 
+    def clipped(self) -> float:
+        """Clip the gradients that are there; returns how long they were together."""
+        return float(nn.utils.clip_grad_norm_(self._parameters.values(), self._clip))
+
     def step(self, rate: float) -> None:
         """Take the gradients that are there, and forget them."""
         for group in self._adam.param_groups:
             group["lr"] = rate
-        nn.utils.clip_grad_norm_(self._parameters.values(), self._clip)
         self._adam.step()
         self._adam.zero_grad()
 

@@ -65,7 +65,8 @@ def _trainer(
 ) -> Trainer:
     """A trainer that goes on from the state in its folder, or begins."""
     ranks, endings, say = surroundings
-    state = read_state(Path(config.folder), parts.origin)
+    shapes = {name: tuple(each.shape) for name, each in parts.network.named_parameters()}
+    state = read_state(Path(config.folder), parts.origin, shapes)
     counts = Counts() if state is None else state.counts
     _begin(config, facts, parts, state)
     if ranks.leads:

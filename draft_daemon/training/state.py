@@ -1,10 +1,12 @@
 """What a run goes on from: one safetensors file with weights, moments, average and counts."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -84,8 +86,8 @@ def write_state(folder: Path, counts: Counts, origin: Origin, tensors: dict[str,
     write_tensors(folder / STATE, on_host, {"state": text})
 
 
-def read_state(folder: Path, origin: Origin) -> State | None:
-    """The state that lies in `folder`, if any.
+def read_state(folder: Path, origin: Origin, shapes: Mapping[str, tuple[int, ...]]) -> State | None:
+    """The state that lies in `folder`, if any, of a network whose parameters have these `shapes`.
 
     Raises ConfigError for one of another target, other settings or other data, and CheckpointError
     for a damaged file.
@@ -101,7 +103,29 @@ def read_state(folder: Path, origin: Origin) -> State | None:
     except (OSError, SafetensorError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path} cannot be gone on from: {error}") from error
     _compare(path, found.origin, origin)
+    wrong = _defect(tensors, shapes, begun=found.counts.step > 0)
+    if wrong:
+        raise CheckpointError(f"{path} cannot be gone on from: {wrong}")
     return State(found.counts, tensors)
+
+
+def _defect(
+    tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], *, begun: bool
+) -> str:
+    """What is wrong with the tensors; empty if nothing is. There are moments once it has `begun`.
+
+    Torch's own kernels take moments for as long as their parameters, without a look.
+    """
+    groups = (WEIGHTS, AVERAGE, *(MOMENTS if begun else ()))
+    wanted = {f"{group}.{name}": shape for group in groups for name, shape in shapes.items()}
+    if differing := sorted(wanted.keys() ^ tensors.keys()):
+        return f"tensor {differing[0]} is missing, or one too many"
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.float32 or tensor.shape != wanted[name]:
+            return f"tensor {name} is {tensor.dtype} {list(tensor.shape)}, not {wanted[name]}"
+        if not tensor.isfinite().all():
+            return f"tensor {name} holds numbers that are not finite"
+    return ""
 
 
 def _compare(path: Path, theirs: Origin, ours: Origin) -> None:

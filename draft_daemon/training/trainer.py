@@ -1,5 +1,6 @@
 """The loop: steps, validations, states; it ends with its schedule, or when it is told to."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -78,7 +79,10 @@ class Trainer:
         self._journal = Journal(self._folder / STEPS_FILE) if ranks.leads else None
 
     def run(self) -> Trained:
-        """Train to the end of the schedule; raises Ended, with a state on the disk, before that."""
+        """Train to the end of the schedule; raises Ended, with a state on the disk, before that.
+
+        NotFinite, without one, where a step cannot be taken.
+        """
         try:
             while not self._round():
                 pass
@@ -120,18 +124,20 @@ class Trainer:
         step = parts.order.step(number, whole=self._schedule.is_whole(progress))
         rate = self._schedule.rate_at(progress)
         sums = self._gradients(step)
-        if not bool(sums[0].isfinite()):
+        loss, length = float(sums[0]) / step.total, parts.optimiser.clipped()
+        if not (math.isfinite(loss) and math.isfinite(length)):
             raise NotFinite(
-                f"the loss of step {number} is no number any more: a rate of {rate:g} is too much, "
-                "or there are features that are none"
+                f"the loss of step {number} is {loss}, its gradient {length} long: a rate of "
+                f"{rate:g} is too much, or there are features that are no numbers; the step was "
+                "not taken"
             )
         parts.optimiser.step(rate)
         parts.average.update(number)
         self._counts = msgspec.structs.replace(self._counts, step=number + 1)
-        loss, right, seen = sums[0], sums[1 : parts.lexicon.width], sums[parts.lexicon.width :]
+        right, seen = sums[1 : parts.lexicon.width], sums[parts.lexicon.width :]
         line = Stepped(
             step=number,
-            loss=round(float(loss) / step.total, 5),
+            loss=round(loss, 5),
             rate=rate,
             accuracy=tuple(round(part, 4) for part in (right / seen.clamp(min=1)).tolist()),
             tokens=int(seen.sum()),

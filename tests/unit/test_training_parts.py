@@ -240,9 +240,21 @@ def test_a_journal_is_cut_to_what_a_state_knows(tmp_path):
     book.close()
     journal.cut(path, 2, 0)
     assert journal.read_journal(path) == [validated(0), stepped(0), stepped(1)]
-    path.write_text("nonsense\n")
-    with pytest.raises(CheckpointError, match="line 1"):
+
+
+def test_a_damaged_line_is_left_out_of_a_journal_that_is_gone_on_with(tmp_path, caplog):
+    path = tmp_path / "train.jsonl"
+    book = journal.Journal(path)
+    book.write(stepped(0))
+    path.write_bytes(path.read_bytes() + b"nonsense\n\xff\n")
+    book.write(stepped(1))
+    book.close()
+    with pytest.raises(CheckpointError, match="line 2"):
         journal.read_journal(path)
+    journal.cut(path, 2, 0)
+    assert journal.read_journal(path) == [stepped(0), stepped(1)]
+    assert "line 2" in caplog.text
+    assert "line 3" in caplog.text
 
 
 def test_a_curve_is_drawn_of_whatever_is_there(tmp_path):

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from support.learnable import tiny_config, write_answers, write_learnable_target
 from support.real_pair import Checkpoints, real_pair
 
@@ -258,6 +259,48 @@ def test_a_damaged_state_is_refused(fresh, tmp_path):
         train(config)
 
 
+def test_a_state_with_other_tensors_is_refused_by_name(fresh, tmp_path):
+    config = fresh()
+    with pytest.raises(Ended):
+        train(config, ends_at=2)
+    file = tmp_path / "out" / STATE
+    with safe_open(file, framework="pt") as source:
+        metadata = source.metadata()
+    whole = load_file(file)
+    for group in ("weights", "average", "exp_avg", "exp_avg_sq"):
+        name = f"{group}.layers.0.self_attn.k_proj.weight"
+        for change, words in (
+            ({name: whole[name][:1].clone()}, r"is torch.float32 \[1, 32\], not \("),
+            ({name: whole[name].half()}, "is torch.float16"),
+            ({name: whole[name] * torch.nan}, "not finite"),
+            ({f"{group}.other": whole[name].clone()}, "one too many"),
+        ):
+            save_file(whole | change, file, metadata=metadata)
+            with pytest.raises(CheckpointError, match=f"(?s)cannot be gone on from.*{words}"):
+                train(config)
+
+
+def test_a_step_that_is_not_finite_is_not_taken_and_nothing_of_it_is_kept(fresh, tmp_path):
+    config = fresh()
+    with pytest.raises(Ended):
+        train(config, ends_at=2)
+    out = tmp_path / "out"
+    before = {name: (out / name).read_bytes() for name in (STATE, "model.safetensors")}
+    features = {}
+    for file in (out / DATA_FOLDER).glob("features-*"):
+        features[file] = file.read_bytes()
+        with safe_open(file, framework="pt") as source:
+            metadata = source.metadata()
+        rows = load_file(file)["features"]
+        save_file({"features": torch.full_like(rows, torch.nan)}, file, metadata=metadata)
+    with pytest.raises(NotFinite, match=r"loss of step 2 is nan, .* the step was not taken"):
+        train(config)
+    assert before == {name: (out / name).read_bytes() for name in before}
+    for file, whole in features.items():
+        file.write_bytes(whole)
+    assert train(config)[0].steps == SHORT
+
+
 def test_a_run_may_begin_with_another_draft_of_the_same_shape(proven, fresh):
     _, folder, _, lines = proven
     best = [line for line in lines if isinstance(line, Validated)][-1]
@@ -278,7 +321,7 @@ def test_too_little_memory_is_refused_with_the_arithmetic(fresh, monkeypatch):
 
 def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_last_state(fresh, tmp_path):
     config = fresh(rate=1e30, save_seconds=1e-6)
-    with pytest.raises(NotFinite, match=r"the loss of step \d is no number .* rate of"):
+    with pytest.raises(NotFinite, match=r"the loss of step \d is .* rate of"):
         train(config)
     state = load_file(tmp_path / "out" / STATE)
     lines = read_journal(tmp_path / "out" / STEPS_FILE)
