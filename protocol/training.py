@@ -41,6 +41,8 @@ DATA_FOLDER: Final = "work/data"  # in the folder that is being made
 STEPS_FILE: Final = "train.jsonl"
 CURVE_FILE: Final = "curve.png"
 MAX_LINE: Final = 16 << 20  # bytes of one message
+# The file at which the ranks that `launch` starts find each other; without it, as torchrun says.
+MEETING_VARIABLE: Final = "DFLASHD_MEETING"
 
 Ids = Annotated[tuple[Annotated[int, Meta(ge=0, lt=1 << 31)], ...], Meta(max_length=1 << 20)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]

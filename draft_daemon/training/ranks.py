@@ -1,4 +1,6 @@
-"""Several processes that train one draft: ``torchrun`` starts them, gradients are averaged.
+"""Several processes that train one draft, and average their gradients.
+
+`launch` starts those of one host, which meet in a file; ``torchrun`` those of several, by TCP.
 
 Every rank knows the whole step and takes its share of the sequences; a loss that is divided by the
 weight of all of them then has the same gradient as one process would compute.
@@ -17,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from protocol.errors import ConfigError
 from protocol.gpu import is_gpu
+from protocol.training import MEETING_VARIABLE
 
 T = TypeVar("T")
 
@@ -59,14 +62,22 @@ class Ranks:
 
 @contextmanager
 def joined(device: str, environment: Mapping[str, str]) -> Iterator[Ranks]:
-    """The group that the environment names, as ``torchrun`` sets it; else this process alone."""
+    """The group that the environment names, as ``torchrun`` does; else this process alone."""
     world = environment.get("WORLD_SIZE", "1")
     if world == "1":
         yield Ranks()
         return
-    if not (world.isdecimal() and environment.get("RANK", "").isdecimal()):
-        raise ConfigError(f"WORLD_SIZE is {world!r}, RANK {environment.get('RANK')!r}: no numbers")
-    dist.init_process_group("nccl" if is_gpu(device) else "gloo")
+    rank = environment.get("RANK", "")
+    if not (world.isdecimal() and rank.isdecimal()):
+        raise ConfigError(f"WORLD_SIZE is {world!r}, RANK {rank!r}: no numbers")
+    file = environment.get(MEETING_VARIABLE, "")
+    meeting = dist.FileStore(file, int(world)) if file else None  # type: ignore[attr-defined]
+    dist.init_process_group(
+        "nccl" if is_gpu(device) else "gloo",
+        store=meeting,  # None: at the address that the environment says
+        rank=int(rank),
+        world_size=int(world),
+    )
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size())
     finally:

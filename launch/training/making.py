@@ -33,6 +33,7 @@ from protocol.training import DATA_FOLDER, STEPS_FILE, CollectConfig, TrainConfi
 
 COLLECT_CONFIG: Final = "work/collect.json"
 TRAIN_CONFIG: Final = "work/train.json"
+MEETING: Final = "work/.meeting"  # of the ranks
 CARD: Final = "README.md"
 DRAWING: Final = "matplotlib"
 
@@ -179,11 +180,15 @@ def _check_data(found: Found) -> None:
 
 def _train(job: _Job, found: Found, watch: Watch) -> Trained:
     _check_data(found)
-    options = job.options
     begun = msgspec.structs.replace(job.plan, training_began=True)
     plan.write_part(job.out, plan.PLAN, begun)
-    path = _written(job.out, TRAIN_CONFIG, _train_config(job))
-    return teaching.teach(teaching.command(path, options.ranks), options.ranks, watch)
+    line = teaching.command(_written(job.out, TRAIN_CONFIG, _train_config(job)))
+    meeting = (job.out / MEETING).absolute()
+    plan.remove(meeting)  # of ranks that were killed
+    try:
+        return teaching.teach(line, teaching.places(job.options.ranks, meeting), watch)
+    finally:
+        plan.remove(meeting)
 
 
 def _train_config(job: _Job) -> TrainConfig:

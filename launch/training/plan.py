@@ -128,6 +128,14 @@ def _write(folder: Path, name: str, data: bytes) -> None:
         raise storage_error(folder / name, error) from error
 
 
+def remove(path: Path) -> None:
+    """Have no such file there."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
 @contextmanager
 def opened(folder: Path, *, resume: bool) -> Iterator[Plan | None]:
     """Make the folder or open one that was begun, for this process alone.

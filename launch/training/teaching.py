@@ -1,48 +1,53 @@
-"""The second stage: a child, or several under `torch.distributed.run`, trains and validates."""
+"""The second stage: a child, or several that meet in a file, trains and validates."""
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from launch.process import daemon_command
 from launch.training.watch import Watch
 from launch.training.worker import Worker
 from protocol.errors import DaemonDied
-from protocol.lifeline import PARENT_VARIABLE
-from protocol.training import Report, Trained, TrainLine, Validated
+from protocol.training import MEETING_VARIABLE, Report, Trained, TrainLine, Validated
 
 MODULE: Final = "draft_daemon.training"
 STEPPING: Final = "train"  # the stage whose bar stays while others come and go
 TICK_SECONDS: Final = 0.5
+LOOPBACK: Final = "lo"
+# Where the libraries listen by which ranks add up gradients: no other host is let in.
+INTERFACES: Final = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": f"={LOOPBACK}"}
+
+Said: TypeAlias = Report | Validated | Trained  # `Worker` raises a Problem
 
 
-def command(config: Path, ranks: int) -> tuple[str, ...]:
-    """The command line of our own child; of several ranks that of PyTorch's launcher."""
-    one = daemon_command(MODULE, config)
+def command(config: Path) -> tuple[str, ...]:
+    """The command line of our own child, and of each rank."""
+    return daemon_command(MODULE, config)
+
+
+def places(ranks: int, meeting: Path) -> list[Mapping[str, str]]:
+    """What the environment of each rank differs in; they meet at the file `meeting`, not by TCP.
+
+    PyTorch's own launcher would open ports to everybody, and unpickle what it reads from them.
+    """
     if ranks == 1:
-        return one
-    # --no-python: each rank is started isolated, as a child of ours alone would be.
-    launcher = (sys.executable, "-I", "-m", "torch.distributed.run", "--standalone")
-    return (*launcher, f"--nproc-per-node={ranks}", "--no-python", *one)
+        return [{"WORLD_SIZE": "1"}]
+    shared = {"WORLD_SIZE": str(ranks), MEETING_VARIABLE: str(meeting), **INTERFACES}
+    return [{"RANK": str(rank), "LOCAL_RANK": str(rank), **shared} for rank in range(ranks)]
 
 
-def environment(ranks: int) -> Mapping[str, str]:
-    """What the child's differs in: behind the launcher its parent is another than this process."""
-    return {} if ranks == 1 else {PARENT_VARIABLE: ""}
+def teach(line: Sequence[str], environments: Sequence[Mapping[str, str]], watch: Watch) -> Trained:
+    """Run a child in each environment, to the end of the first, which alone reports.
 
-
-def teach(line: Sequence[str], ranks: int, watch: Watch) -> Trained:
-    """Run the child to its end; raises what is wrong with it, or Stopped."""
+    Raises what is wrong with any of them, or Stopped.
+    """
     trained: Trained | None = None
     shown = ""
-    worker: Worker[Report | Validated | Trained] = Worker(
-        "training", line, TrainLine, deadlines=watch.deadlines, environment=environment(ranks)
-    )
-    with worker:
-        while not worker.has_ended:
+    with _team(line, environments, watch) as (first, *others):
+        while not first.has_ended:
             watch.check()
-            for said in worker.poll(TICK_SECONDS, watch.interrupts.fd):
+            for said in _said(first, others, watch):
                 match said:
                     case Report():
                         if shown not in (said.stage, STEPPING):
@@ -54,10 +59,41 @@ def teach(line: Sequence[str], ranks: int, watch: Watch) -> Trained:
                         watch.stages.note(validated_line(said))
                     case Trained():
                         trained = said
-        worker.check()
+        first.check()
     if trained is None:
         raise DaemonDied("the training process ended without a word about its result")
     return trained
+
+
+@contextmanager
+def _team(
+    line: Sequence[str], environments: Sequence[Mapping[str, str]], watch: Watch
+) -> Iterator[list[Worker[Said]]]:
+    with ExitStack() as stack:
+        team: list[Worker[Said]] = []
+        for each in environments:
+            worker: Worker[Said] = Worker(
+                "training",
+                line,
+                TrainLine,
+                deadlines=watch.deadlines,
+                environment=each,
+                reports=not team,
+            )
+            team.append(stack.enter_context(worker))
+        try:
+            yield team
+        finally:
+            for worker in team:  # all before the first is waited for: they end at the same step
+                worker.terminate()
+
+
+def _said(first: Worker[Said], others: Sequence[Worker[Said]], watch: Watch) -> list[Said]:
+    """What the first says, waiting for it or for an end of the others."""
+    for other in others:  # before the first, which only sees that a connection is lost
+        other.poll(0.0)
+    ends = (fd for other in others for fd in other.fds)
+    return first.poll(TICK_SECONDS, watch.interrupts.fd, *ends)
 
 
 def validated_line(said: Validated) -> str:

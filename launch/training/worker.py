@@ -1,5 +1,6 @@
 """A child that is told and tells lines of JSON: `launch.process.Child` with both directions."""
 
+import math
 import os
 import select
 import time
@@ -22,7 +23,7 @@ WRITE_BYTES: Final = 1 << 16
 class Worker(Child, Generic[Line]):
     """Runs `command`; what it says is decoded as `kind`, a union of tagged structs.
 
-    `name` stands for it in errors. It has to say something within `silence` seconds.
+    `name` stands for it in errors. One that `reports` has to say something again and again.
     """
 
     def __init__(
@@ -33,11 +34,12 @@ class Worker(Child, Generic[Line]):
         *,
         deadlines: Deadlines,
         environment: Mapping[str, str] | None = None,
+        reports: bool = True,
     ) -> None:
         patient = msgspec.structs.replace(deadlines, terminate=deadlines.training_end)
         super().__init__(command, deadlines=patient, environment=environment)
         self._name = name
-        self._silence = deadlines.training_silence
+        self._silence = deadlines.training_silence if reports else math.inf
         self._decoder = msgspec.json.Decoder(kind)
         self._reader = LineReader(MAX_LINE)
         self._received: deque[Line | Problem] = deque()

@@ -18,13 +18,16 @@ from support.tiny_text import edit_json, write_speaking_pair, write_tokenizer
 from support.train_child import COMMAND, SEQUENCES
 
 from launch.commands import training
+from launch.interrupts import Interrupts
 from launch.training import collecting, teaching
+from launch.training.bars import Stages
 from launch.training.found import STEPS, find
 from launch.training.plan import COMPOSED, LOCK, PLAN
 from launch.training.watch import Watch
 from protocol.config import Deadlines
+from protocol.errors import DaemonDied
 from protocol.file_locks import taken
-from protocol.training import DATA_FOLDER, CollectConfig, TrainConfig
+from protocol.training import DATA_FOLDER, MEETING_VARIABLE, CollectConfig, Report, TrainConfig
 
 pytestmark = pytest.mark.process
 ENOUGH = ("--tokens", "2000", "--steps", "2", "--feature-cache", "0")
@@ -351,15 +354,21 @@ def test_damaged_plans_and_records_are_named(dflashd, begun):
         (begun / name).write_bytes(kept)
 
 
-def test_ranks_are_started_by_pytorchs_launcher_each_isolated(tmp_path):
-    config = tmp_path / "c.json"
-    line = teaching.command(config, 3)
-    assert line[:4] == (sys.executable, "-I", "-m", "torch.distributed.run")
-    assert "--nproc-per-node=3" in line
-    assert line[-5:] == ("--no-python", *teaching.command(config, 1))[-5:]
-    assert teaching.command(config, 1)[1:3] == ("-I", "-m")
-    assert teaching.environment(1) == {}
-    assert teaching.environment(3) == {"DFLASHD_PARENT": ""}
+def test_each_rank_is_told_its_number_and_a_file_to_meet_at(tmp_path):
+    assert teaching.places(1, tmp_path / "m") == [{"WORLD_SIZE": "1"}]
+    three = teaching.places(3, tmp_path / "m")
+    assert [each["RANK"] for each in three] == [each["LOCAL_RANK"] for each in three] == list("012")
+    assert {each[MEETING_VARIABLE] for each in three} == {str(tmp_path / "m")}
+    assert {each["GLOO_SOCKET_IFNAME"] for each in three} == {"lo"}
+
+
+def test_what_is_wrong_with_any_rank_ends_all_of_them(tmp_path):
+    """The first one waits for its parent for ever, and says nothing more."""
+    say = "import os, sys; print({told!r}); sys.stdin.read() if os.environ['RANK'] == '0' else 1/0"
+    told = msgspec.json.encode(Report(stage="load", done=1, total=1)).decode()
+    line = (sys.executable, "-I", "-c", say.format(told=told))
+    with Interrupts() as interrupts, pytest.raises(DaemonDied, match="ZeroDivisionError"):
+        teaching.teach(line, teaching.places(3, tmp_path / "m"), Watch(interrupts, Stages()))
 
 
 def test_ids_of_requests_say_their_talk(dflashd, begun):

@@ -1,10 +1,11 @@
-"""The training process as `dflashd train` and torchrun run it: real signals, pipes and ranks."""
+"""The training process as `dflashd train` runs it: real signals, pipes and ranks."""
 
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -18,6 +19,10 @@ from draft_daemon.training.journal import read_journal
 from draft_daemon.training.ranks import Ranks
 from draft_daemon.training.run import run
 from draft_daemon.training.state import STATE
+from launch.interrupts import Interrupts
+from launch.training import teaching
+from launch.training.bars import Stages
+from launch.training.watch import Watch
 from protocol.config import write_config
 from protocol.ending import EndingSignals
 from protocol.errors import CheckpointError, ModelNotFound, ProtocolError
@@ -33,6 +38,7 @@ from protocol.training import (
 )
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+LISTENING, LOOPBACK = "0A", "0100007F"  # in /proc: a state, and 127.0.0.1
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
@@ -117,23 +123,39 @@ def test_what_is_wrong_is_one_line_and_an_exit_code(tmp_path):
     assert "did you mean `steps`?" in problem.detail
 
 
-def test_two_ranks_have_the_loss_and_the_weights_of_one(fresh, tmp_path):
+def addresses(process):
+    """Where a process listens, as the kernel spells it."""
+    sockets = {str(each.readlink()) for each in (process / "fd").iterdir()}
+    lines = (process / "net/tcp").read_text() + (process / "net/tcp6").read_text()
+    rows = [row for row in map(str.split, lines.splitlines()) if row[3] == LISTENING]
+    return {row[1].split(":")[0] for row in rows if f"socket:[{row[9]}]" in sockets}
+
+
+class Listening(Stages):
+    """Notes on which addresses the children of this process listen, at every report of a step."""
+
+    def __init__(self):
+        self.found = set()
+
+    def update(self, stage, done, total, detail=""):
+        if stage == "train":
+            own = os.getpid()
+            for child in Path(f"/proc/{own}/task/{own}/children").read_text().split():
+                self.found |= addresses(Path("/proc", child))
+
+
+def test_two_ranks_have_the_loss_and_the_weights_of_one(fresh, tmp_path, monkeypatch):
     changes = {"steps": 4, "sequences": 4, "validate_every": 100}
     alone, _ = fresh("alone", **changes)
     _, file = fresh("together", **changes)
     in_process(alone)
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    told = subprocess.run(
-        [sys.executable, *torchrun, "-m", "draft_daemon.training", str(file)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env=ONE_THREAD,
-        timeout=200,
-        check=False,
-    )
-    assert told.returncode == 0, told.stderr.decode()[-3000:]
-    lines = list(lines_of(told.stdout.splitlines()))
-    assert [line.steps for line in lines if isinstance(line, Trained)] == [4]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    places, stages = teaching.places(2, tmp_path / "meeting"), Listening()
+    with Interrupts() as interrupts:
+        told = teaching.teach(teaching.command(file), places, Watch(interrupts, stages))
+    assert told.steps == 4
+    assert stages.found == {LOOPBACK}  # no other host can speak to the ranks
+    assert not (tmp_path / "meeting").exists()
     one, two = (read_journal(tmp_path / name / STEPS_FILE) for name in ("alone", "together"))
     assert [line.step for line in one] == [line.step for line in two] == [0, 0, 1, 2, 3, 4]
     for ours, theirs in zip(one[1:-1], two[1:-1], strict=True):
