@@ -51,10 +51,10 @@ def attend_jointly(
     over = torch.matmul(folded.flatten(1, 2), keys.transpose(1, 2))
     over = over.view(kv_heads, blocks, group * width, rows)
     if part.hidden is not None:
-        over = over + part.hidden.to(over.dtype)
+        over.add_(part.hidden)
     among = torch.matmul(folded, own_keys.transpose(2, 3))
     if part.beyond is not None:
-        among = among + part.beyond.to(among.dtype)
+        among.add_(part.beyond)
     weights = torch.cat((over, among), dim=-1).softmax(dim=-1).to(values.dtype)
     out = torch.matmul(weights[..., :rows].flatten(1, 2), values).view_as(folded)
     out = out + torch.matmul(weights[..., rows:], own_values)

@@ -135,7 +135,7 @@ class Network(nn.Module):
             query = _turn(attention.query(normed), angles)
             keys, values = attention.keys_values(normed)
             own = (_turn(keys, angles), values)
-            mixed = torch.cat([_mixed(query, seen, own, part) for part in blocks.spans])
+            mixed = _mixed(query, seen, own, blocks.spans)
             hidden = hidden + attention.o_proj(mixed)
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         return cast("Tensor", self.norm(hidden))
@@ -156,8 +156,24 @@ def _turn(heads: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _mixed(
-    query: Tensor, context: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], part: Span
+    query: Tensor, context: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], spans: Sequence[Span]
 ) -> Tensor:
-    keys, values = (each[part.rows] for each in context)
-    own_keys, own_values = (each[part.blocks] for each in own)
-    return attend_jointly(query[part.blocks], (keys, values), (own_keys, own_values), part)
+    """Attention of all sequences, each over its own rows."""
+    rows, blocks = [part.rows for part in spans], [part.blocks for part in spans]
+    seen = zip(*(_parts(each, rows) for each in context), strict=True)
+    among = zip(*(_parts(each, blocks) for each in own), strict=True)
+    each = zip(_parts(query, blocks), seen, among, spans, strict=True)
+    return torch.cat([attend_jointly(*sequence) for sequence in each])
+
+
+def _parts(tensor: Tensor, slices: Sequence[slice]) -> Sequence[Tensor]:
+    """`tensor` by `slices` of its first dimension.
+
+    Where they lie one behind the other to its end they are split off: each slice by itself would
+    have a gradient of the whole tensor's size.
+    """
+    edges = [0, *(part.stop for part in slices)]
+    if edges[:-1] == [part.start for part in slices] and edges[-1] == len(tensor):
+        sizes = [part.stop - part.start for part in slices]
+        return cast("Sequence[Tensor]", tensor.split(sizes))
+    return [tensor[part] for part in slices]
