@@ -34,7 +34,8 @@ def draw(path: Path, lines: Sequence[Line]) -> None:
 
     steps = [line for line in lines if isinstance(line, Stepped)]
     validations = [line for line in lines if isinstance(line, Validated)]
-    figure = Figure(figsize=(7, 9), layout="constrained")
+    figure = Figure(figsize=(7, 9))
+    figure.subplots_adjust(left=0.12, right=0.97, bottom=0.06, top=0.98, hspace=0.08)
     FigureCanvasAgg(figure)
     loss, accuracy, length = figure.subplots(3, 1, sharex=True)
     _steps(loss, accuracy, steps)
