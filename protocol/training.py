@@ -40,6 +40,7 @@ FEATURES: Final = "features-{:05d}.safetensors"
 DATA_FOLDER: Final = "work/data"  # in the folder that is being made
 STEPS_FILE: Final = "train.jsonl"
 CURVE_FILE: Final = "curve.png"
+ANSWER: Final = "answer"  # the `Report.stage` of a collecting process that is loaded
 MAX_LINE: Final = 16 << 20  # bytes of one message
 # The file at which the ranks that `launch` starts find each other; without it, as torchrun says.
 MEETING_VARIABLE: Final = "DFLASHD_MEETING"
@@ -106,9 +107,10 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     """Either process -> launch: `done` of `total` of what `stage` counts; total 0: unknown."""
 
-    stage: str  # "load", "train", "validate", ...
+    stage: str  # "load", `ANSWER`, "features", "train", "validate"
     done: Count
     total: Count = 0
+    unit: str = ""  # what is counted, as a word for a person
     detail: str = ""
 
 

@@ -216,7 +216,7 @@ class Trainer:
 
     def _walked(self, done: int, total: int) -> None:
         self._endings.check()
-        self._tell(Report(stage="validate", done=done, total=total))
+        self._tell(Report(stage="validate", done=done, total=total, unit="answers"))
 
     def _report(self, line: Stepped) -> None:
         by_steps = self._schedule.steps > 0
@@ -225,6 +225,7 @@ class Trainer:
                 stage="train",
                 done=self._counts.step if by_steps else int(line.seconds),
                 total=self._schedule.steps if by_steps else int(self._schedule.seconds),
+                unit="steps" if by_steps else "seconds",
                 detail=f"step {line.step}, loss {line.loss:.3f}, slot 1 {line.accuracy[0]:.0%}",
             )
         )

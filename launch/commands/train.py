@@ -40,7 +40,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--tokens",
     type=click.IntRange(1, MAX_COUNT),
-    help="Collect so many tokens, prompts included.  [default with --steps: 1000000]",
+    help="Collect at least so many tokens, prompts included, by whole answers.  "
+    "[default with --steps: 1000000]",
 )
 @click.option(
     "--layers", type=click.IntRange(1, 64), default=3, show_default=True, help="Of the draft."
@@ -99,7 +100,11 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     show_default=True,
     help="Training processes on this host.",
 )
-@click.option("--data-only", is_flag=True, help="Collect, and do not train yet.")
+@click.option(
+    "--data-only",
+    is_flag=True,
+    help="Collect, and do not train yet: until --hours or --steps are said without it.",
+)
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")

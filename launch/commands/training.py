@@ -38,19 +38,20 @@ def train(
                 made = make(options, model, before, Watch(interrupts, stages))
             except Stopped as stopped:
                 stages.close()
-                _say_how_to_go_on(options.out)
+                _say_how_to_go_on(options.out, stopped.lost)
                 return exit_codes.SIGNALS[stopped.number]
     click.echo(msgspec.json.encode(made) if as_json else _told(made))
     return exit_codes.OK
 
 
-def _say_how_to_go_on(out: Path) -> None:
-    folder = shlex.quote(str(out))
-    click.echo(f"dflashd: stopped; `dflashd train --out {folder} --resume` goes on", err=True)
+def _say_how_to_go_on(out: Path, lost: str) -> None:
+    folder, rest = shlex.quote(str(out)), f"; lost: {lost}" if lost else ""
+    click.echo(f"dflashd: stopped; `dflashd train --out {folder} --resume` goes on{rest}", err=True)
 
 
 def _told(made: Made) -> str:
     data = f"{made.sequences:,} sequences, {made.tokens:,} tokens"
     if not made.trained:
-        return f"{made.out}: {data}"
+        line = f"dflashd train --out {shlex.quote(made.out)} --resume --hours H"
+        return f"{made.out}: {data}; `{line}` trains on them"
     return f"{made.out}: acceptance length {made.mean_acceptance_length:.3f} after {data}"

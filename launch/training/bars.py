@@ -5,6 +5,7 @@ import time
 from typing import TYPE_CHECKING, Final, TextIO
 
 from protocol.closing import Closing
+from protocol.training import Report
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -15,8 +16,14 @@ LINE_SECONDS: Final = 60.0
 class Stages(Closing):
     """Shows nothing: `--quiet`, and the base of what does."""
 
-    def update(self, stage: str, done: float, total: float, detail: str = "") -> None:
-        """`done` of `total` of `stage`; total 0: unknown."""
+    def update(
+        self, stage: str, done: float, total: float, unit: str = "", detail: str = ""
+    ) -> None:
+        """`done` of `total` of what `stage` counts, in `unit`; total 0: unknown."""
+
+    def report(self, told: Report) -> None:
+        """The same, of a child."""
+        self.update(told.stage, told.done, told.total, told.unit, told.detail)
 
     def note(self, text: str) -> None:
         """One line that stays."""
@@ -35,13 +42,14 @@ class Lines(Stages):
         self._out = out
         self._told: dict[str, float] = {}
 
-    def update(self, stage: str, done: float, total: float, detail: str = "") -> None:
+    def update(
+        self, stage: str, done: float, total: float, unit: str = "", detail: str = ""
+    ) -> None:
         now = time.monotonic()
         if now - self._told.get(stage, -LINE_SECONDS) < LINE_SECONDS:
             return
         self._told[stage] = now
-        of = f" of {total:,.0f}" if total else ""
-        self.note(f"{stage}: {done:,.0f}{of}{', ' if detail else ''}{detail}")
+        self.note(f"{stage}: {told(done, total, unit, detail)}")
 
     def note(self, text: str) -> None:
         print(text, file=self._out, flush=True)
@@ -55,11 +63,13 @@ class Bars(Stages):
         self._rich: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
 
-    def update(self, stage: str, done: float, total: float, detail: str = "") -> None:
-        rich = self._started()
+    def update(
+        self, stage: str, done: float, total: float, unit: str = "", detail: str = ""
+    ) -> None:
+        rich, text = self._started(), told(done, total, unit, detail)
         if stage not in self._tasks:
-            self._tasks[stage] = rich.add_task(stage, total=total or None, detail=detail)
-        rich.update(self._tasks[stage], completed=done, total=total or None, detail=detail)
+            self._tasks[stage] = rich.add_task(stage, total=total or None, told=text)
+        rich.update(self._tasks[stage], completed=done, total=total or None, told=text)
 
     def note(self, text: str) -> None:
         self._started().console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -89,13 +99,20 @@ class Bars(Stages):
                 TextColumn("{task.description}"),
                 BarColumn(),
                 TaskProgressColumn(),
-                TextColumn("{task.fields[detail]}"),
+                TextColumn("{task.fields[told]}"),
                 TimeRemainingColumn(elapsed_when_finished=True),
                 console=Console(file=self._out),
                 transient=True,
             )
             self._rich.start()
         return self._rich
+
+
+def told(done: float, total: float, unit: str, detail: str) -> str:
+    """How far something is, in words: "61 of 100 tokens, 7 a second"."""
+    of = f" of {total:,.0f}" if total else ""
+    count = f"{done:,.0f}{of} {unit}".rstrip() if done or total or unit else ""
+    return ", ".join(part for part in (count, detail) if part)
 
 
 def stages_for(out: TextIO | None = None, *, quiet: bool = False) -> Stages:

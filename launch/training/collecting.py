@@ -8,10 +8,11 @@ from typing import Final, TypeAlias
 
 from launch.process import daemon_command
 from launch.training.harvest import Harvest
-from launch.training.watch import Watch
+from launch.training.pace import Pace
+from launch.training.watch import Stopped, Watch
 from launch.training.worker import Worker
 from protocol.errors import DaemonDied
-from protocol.training import Answered, CollectLine, Report, Written
+from protocol.training import ANSWER, Answered, CollectLine, Report, Written
 
 MODULE: Final = "target_daemon.collecting"
 STAGE: Final = "collect"
@@ -54,8 +55,9 @@ class Collecting:
     ) -> None:
         self._harvest, self._goal, self._watch, self._saved = harvest, goal, watch, saved
         self._before = before  # seconds that earlier runs took
-        self._began = 0.0  # when the first answer came: loading makes no data
-        self._at_first = harvest.tokens
+        self._began = 0.0  # when the child was loaded: that makes no data
+        self._pace = Pace()
+        self._under_way = ""  # in the child, in words
         self._loading = ""  # the stage that is shown before there are answers
 
     def run(self, line: Sequence[str]) -> None:
@@ -70,6 +72,9 @@ class Collecting:
             with worker:
                 self._ask(worker)
                 self._finish(worker)
+        except Stopped as stopped:
+            stopped.lost = self._under_way
+            raise
         finally:
             self._saved(self.seconds)
         self._watch.stages.end(STAGE)
@@ -77,17 +82,28 @@ class Collecting:
     def _ask(self, worker: Worker[Said]) -> None:
         while not self._is_enough():
             self._watch.check()
-            if not self._goal.is_reached(self._harvest.tokens + self._harvest.coming, self.seconds):
-                for ask in self._harvest.asks(OUTSTANDING - self._harvest.outstanding):
-                    worker.send(ask)
+            self._send(worker)
             self._take(worker.poll(TICK_SECONDS, self._watch.interrupts.fd))
             self._show()
             if worker.has_ended and not self._is_enough():
                 worker.check()
                 raise DaemonDied("the collecting process ended before there was enough")
 
+    def _send(self, worker: Worker[Said]) -> None:
+        """Ask as much as is missing, and no more than the child is to have before it."""
+        harvest = self._harvest
+        while harvest.outstanding < OUTSTANDING:
+            is_enough = self._goal.is_reached(harvest.tokens + harvest.coming, self.seconds)
+            if is_enough and (harvest.has_held_out or harvest.outstanding):
+                return
+            asks = harvest.asks(1)
+            if not asks:
+                return
+            worker.send(asks[0])
+
     def _finish(self, worker: Worker[Said]) -> None:
-        self._watch.stages.update(STAGE, self._harvest.tokens, self._harvest.tokens, "writing")
+        tokens = self._harvest.tokens
+        self._watch.stages.update(STAGE, tokens, tokens, "tokens", "writing")
         worker.terminate()
         while not worker.has_ended:
             self._watch.check()
@@ -103,8 +119,8 @@ class Collecting:
         harvest = self._harvest
         if not self._goal.is_reached(harvest.tokens, self.seconds):
             return harvest.is_over
-        # Without something to walk the data are of no use, and it is among the first asked.
-        return harvest.has_held_out or not harvest.outstanding
+        # Without something to walk the data are of no use, and it is what is asked next.
+        return harvest.has_held_out or harvest.is_over
 
     def _take(self, lines: Sequence[Said]) -> None:
         for line in lines:
@@ -118,23 +134,27 @@ class Collecting:
                     self._on_report(line)
 
     def _begin(self) -> None:
-        """The first answer is there."""
+        """The child answers."""
         if not self._began:
             self._began = time.monotonic()
+            self._pace.note(self._began, self._harvest.tokens)
             self._watch.stages.end(self._loading)
 
     def _on_report(self, report: Report) -> None:
-        if not self._began:
-            self._watch.stages.end("" if report.stage == self._loading else self._loading)
+        if report.stage == ANSWER:
+            self._begin()
+            self._under_way = report.detail if report.done else ""
+        elif not self._began:
             self._loading = report.stage
-            self._watch.stages.update(report.stage, report.done, report.total, report.detail)
+            self._watch.stages.report(report)
 
     def _show(self) -> None:
         if not self._began:
             return
-        spent = self.seconds - self._before
-        rate = (self._harvest.tokens - self._at_first) / max(spent, 1e-3)
-        left = self._goal.seconds - self.seconds
-        total = self._goal.tokens or self._harvest.tokens + max(0.0, left) * rate
-        detail = f"tokens, {rate:,.0f} a second"
-        self._watch.stages.update(STAGE, self._harvest.tokens, total, detail)
+        tokens, left = self._harvest.tokens, self._goal.seconds - self.seconds
+        self._pace.note(time.monotonic(), tokens)
+        rate = self._pace.rate
+        total = self._goal.tokens or tokens + max(0.0, left) * rate
+        detail = f"{rate:,.0f} a second"
+        detail += f", {self._under_way}" if self._under_way else ""
+        self._watch.stages.update(STAGE, tokens, total, "tokens", detail)

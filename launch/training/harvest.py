@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from launch.training.found import STEPS, Found, digest
-from launch.training.moves import Talk, Wanted
+from launch.training.moves import ANSWER_TOKENS, Talk, Wanted
 from launch.training.overlap import Overlap
 from launch.training.sources import Source
 from launch.training.speech import Speech
@@ -41,6 +41,7 @@ class _Going:
     sequences: int = 0  # that are asked
     prompt: tuple[int, ...] = ()
     wanted: Wanted | None = None
+    is_asked: bool = False  # and not answered
 
 
 class Harvest:
@@ -76,6 +77,10 @@ class Harvest:
         self.tokens = begun.tokens  # of answered sequences that are kept
         self.has_held_out = bool(begun.held_out)  # whether one of them is never trained on
         self.outstanding = 0
+        self._answers, self._answered = (
+            begun.answer_tokens,
+            begun.sequences,
+        )  # tokens, and of how many
 
     @property
     def is_over(self) -> bool:
@@ -86,15 +91,25 @@ class Harvest:
 
     @property
     def coming(self) -> int:
-        """Tokens that what is asked now will at least add."""
-        asked = [going for going in self._going.values() if going.wanted and going.wanted.is_kept]
-        return sum(len(going.prompt) for going in asked)
+        """Tokens that what is asked now will add, where answers are as long as those so far."""
+        return sum(self._expected(going) for going in self._going.values() if going.is_asked)
+
+    def _expected(self, going: _Going) -> int:
+        wanted = going.wanted
+        if wanted is None or self._is_hidden(going):
+            return 0
+        answer = self._answers // self._answered if self._answered else ANSWER_TOKENS
+        # A turn that is written is the prompt of an answer then.
+        told = min(answer, wanted.tokens) if wanted.is_kept else wanted.tokens + answer
+        return len(going.prompt) + told
 
     def asks(self, room: int) -> list[Ask]:
         """At most `room` requests to send now; talks that go on come before new ones."""
         while len(self._ready) < room and not self._used_up:
             self._begin()
         asks = [self._ready.popleft() for _ in range(min(room, len(self._ready)))]
+        for ask in asks:
+            self._going[ask.id // STEPS].is_asked = True
         self.outstanding += len(asks)
         return asks
 
@@ -105,11 +120,14 @@ class Harvest:
         if going is None or going.step != step or going.wanted is None:
             raise ProtocolError(f"an answer to {message.id}, which was not asked")
         self.outstanding -= 1
+        going.is_asked = False
         if message.finish_reason == "refused":
             self._refused(going, message.detail)
             return
         if going.wanted.is_kept and not self._is_hidden(going):
             self.tokens += len(going.prompt) + len(message.tokens)
+            self._answers += len(message.tokens)
+            self._answered += 1
             self.has_held_out |= going.held_out
         self._advance(going, self._speech.text(message.tokens, going.prompt))
 

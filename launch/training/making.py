@@ -83,6 +83,7 @@ def make(options: TrainOptions, model: LocalModel, before: Plan | None, watch: W
     if not job.plan.training_began:
         _collect(job, watch)
     found = find(job.out, _source(job).repeat)
+    watch.stages.note(f"collected: {found.sequences:,} sequences, {found.tokens:,} tokens")
     trained = None if options.data_only else _train(job, found, watch)
     return _described(job, found, trained)
 

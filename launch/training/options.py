@@ -78,6 +78,7 @@ class TrainOptions:
         }
         if not self.said & {"hours", "steps"}:
             values |= {"hours": train.hours or None, "steps": train.steps or None}
+            values["data_only"] = train.data_only
         return {name: value for name, value in values.items() if name not in self.said}
 
     @property
@@ -129,6 +130,7 @@ def train_plan(options: TrainOptions, mask_token_id: int) -> TrainPlan:
         hours=options.hours or 0.0,
         steps=options.steps or 0,
         tokens=options.tokens or 0,
+        data_only=options.data_only,
         start="" if options.start is None else str(options.start.absolute()),
     )
 

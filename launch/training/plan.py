@@ -36,7 +36,7 @@ class DataPlan(FrozenConfig, frozen=True, kw_only=True):
 
 
 class TrainPlan(FrozenConfig, frozen=True, kw_only=True):
-    """What training is told: fixed once it has begun, but for `hours` and `steps`."""
+    """What training is told: fixed once it has begun, but for `hours`, `steps`, `data_only`."""
 
     layers: int
     block_size: int
@@ -44,6 +44,7 @@ class TrainPlan(FrozenConfig, frozen=True, kw_only=True):
     hours: float = 0.0
     steps: int = 0
     start: str = ""  # a draft that is begun with
+    data_only: bool = False
     tokens: int = 0  # of data; 0: as many as the time for collecting allows
 
 

@@ -53,7 +53,7 @@ def teach(line: Sequence[str], environments: Sequence[Mapping[str, str]], watch:
                         if shown not in (said.stage, STEPPING):
                             watch.stages.end(shown)
                         shown = said.stage
-                        watch.stages.update(said.stage, said.done, said.total, said.detail)
+                        watch.stages.report(said)
                     case Validated():
                         watch.stages.end("validate")
                         watch.stages.note(validated_line(said))

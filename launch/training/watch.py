@@ -14,6 +14,7 @@ class Stopped(Exception):
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
         self.number = number
+        self.lost = ""  # what is not on the disk, if it is worth a word
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Final
 
 from protocol.ending import EndingSignals
 from protocol.errors import DaemonError
-from protocol.training import CollectConfig, Report
+from protocol.training import ANSWER, CollectConfig, Report
 from target_daemon.collecting.choosing import Chooser
 from target_daemon.collecting.decoder import Decoder, Finished, refused
 from target_daemon.collecting.lines import Asks, Out
@@ -44,6 +44,7 @@ class Collector:
 
     def run(self, endings: EndingSignals) -> None:
         """Answer everything. What is complete goes to the disk in any case; Ended when told so."""
+        self._tell()  # that it is loaded
         try:
             while self._refill():
                 for finished in self._decoder.step():
@@ -85,5 +86,10 @@ class Collector:
         now = time.monotonic()
         if now - self._reported >= REPORT_SECONDS:
             self._reported = now
-            told = f"{self._decoder.open} at once"
-            self._out.write(Report(stage="answer", done=self._tokens, detail=told))
+            self._tell()
+
+    def _tell(self) -> None:
+        """Tokens that were answered, with those of answers that are under way."""
+        under_way = self._decoder.answering
+        told = f"{self._decoder.open} answers under way ({under_way:,} tokens)"
+        self._out.write(Report(stage=ANSWER, done=self._tokens + under_way, detail=told))

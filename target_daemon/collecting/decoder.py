@@ -74,6 +74,11 @@ class Decoder:
         return len(self._texts)
 
     @property
+    def answering(self) -> int:
+        """Tokens of their answers so far."""
+        return sum(len(text.tokens) - text.prompt for text in self._texts)
+
+    @property
     def free(self) -> int:
         """Asks that `begin` can take."""
         return self._slots - len(self._texts)

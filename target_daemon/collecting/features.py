@@ -42,7 +42,9 @@ def make_features(
         if made is None:
             raise InternalError("no features were taken")
         parts.append(made)
-        out.write(Report(stage="features", done=sequence + 1, total=shard.sequences))
+        out.write(
+            Report(stage="features", done=sequence + 1, total=shard.sequences, unit="sequences")
+        )
     try:
         write_features(folder, number, len(shard.tokens), config.taps, parts)
     except OSError as error:

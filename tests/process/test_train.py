@@ -86,6 +86,7 @@ def test_a_draft_is_made_and_described(dflashd, target, out):
     for fact in (f"{found.tokens:,} tokens", "cc-by-4.0", "**1.500**", "loss 1.250", "curve.png"):
         assert fact in card, fact
     assert "collect: " in done.err
+    assert f"collected: {found.sequences:,} sequences, {found.tokens:,} tokens\n" in done.err
 
 
 def test_data_alone_can_be_collected_and_trained_on_later(dflashd, target, out):
@@ -93,8 +94,10 @@ def test_data_alone_can_be_collected_and_trained_on_later(dflashd, target, out):
     assert (first.code, first.err) == (0, "")
     assert not (out / "README.md").exists()
     there = the_data(out).tokens
-    again = dflashd("--out", out, "--resume", "--data-only", "--tokens", there + 500)
+    again = dflashd("--out", out, "--resume", "--tokens", there + 500)  # it stays with data alone
     assert again.code == 0, again.err
+    assert f"`dflashd train --out {out} --resume --hours H` trains on them" in again.out
+    assert not (out / "README.md").exists()
     more = the_data(out)
     assert more.tokens >= there + 500
     assert dflashd("--out", out, "--resume", "--steps", "2").code == 0
@@ -120,7 +123,8 @@ def test_a_killed_collecting_says_why_and_goes_on_without_asking_again(dflashd, 
 def test_ctrl_c_ends_the_children_and_says_how_to_go_on(dflashd, target, out):
     stopped = dflashd("--model", target, "--out", out, *ENOUGH, manner="interrupt")
     assert stopped.code == 130
-    assert f"`dflashd train --out {out} --resume` goes on" in stopped.err
+    line = f"`dflashd train --out {out} --resume` goes on"
+    assert f"{line}; lost: 4 answers under way (30 tokens)\n" in stopped.err
     assert the_data(out).sequences == SEQUENCES
     stopped = dflashd("--out", out, "--resume", taught="interrupt")
     assert stopped.code == 130

@@ -16,6 +16,7 @@ import numpy as np
 from protocol.checkpoints.shards import Example, join, shard_numbers, write_shard
 from protocol.config import read_config
 from protocol.training import (
+    ANSWER,
     STEPS_FILE,
     Answered,
     Ask,
@@ -78,6 +79,7 @@ class Shelf:
 def collect(manner, config):
     shelf = Shelf(Path(config.folder))
     say(Report(stage="load", done=1, total=1))
+    say(Report(stage=ANSWER, done=0))
 
     def end(*_):
         shelf.flush()
@@ -127,6 +129,7 @@ def misbehave(manner):
             sys.stderr.flush()
             os.kill(os.getpid(), signal.SIGKILL)
         case "interrupt":
+            say(Report(stage=ANSWER, done=30, detail="4 answers under way (30 tokens)"))
             os.kill(os.getppid(), signal.SIGINT)
             signal.pause()
         case "problem":

@@ -188,6 +188,20 @@ def test_a_self_written_turn_ends_where_the_template_would_end_it(speech):
     assert ids("[")[0] in speech.turn_ends
 
 
+def test_what_is_asked_counts_as_much_as_answers_had_so_far(speech):
+    moves = (Say(("First",), as_is=True), Answer(40), Write(tokens=9), Answer(40))
+    collected = harvest(speech, OwnSource([Task("t", 1, moves)], 1))
+    assert collected.coming == 0
+    (ask,) = collected.asks(1)
+    prompt = len(ask.tokens)
+    assert collected.coming == prompt + 40  # no answer is known: as long as one may be
+    collected.answered(Answered(id=ask.id, tokens=ids("It is so."), finish_reason="stop"))
+    assert collected.coming == 0  # the next turn waits, and is not asked
+    assert collected.tokens == prompt + 9
+    (ask,) = collected.asks(1)
+    assert collected.coming == len(ask.tokens) + 9 + 9  # the turn, and then an answer as before
+
+
 def test_a_later_turn_has_the_earlier_ones_before_it(speech):
     moves = (Say(("First",), as_is=True), Answer(), Write(), Answer())
     collected = harvest(speech, OwnSource([Task("t", 1, moves)], 1))

@@ -11,17 +11,25 @@ from support.tiny_text import edit_json, write_speaking_pair
 
 from launch.chat_template import TOKENIZER_CONFIG
 from launch.commands.value_types import ByteSize
+from launch.interrupts import Interrupts
 from launch.models import LocalModel
-from launch.tokenizer import TextTokenizer
+from launch.tokenizer import TextTokenizer, load_text_side
 from launch.training.bars import LINE_SECONDS, Bars, Lines, Stages, stages_for
 from launch.training.card import CardFacts, card_text, licence_of
+from launch.training.collecting import Collecting, Goal
 from launch.training.facts import even_taps, mask_id, parse_taps
 from launch.training.found import Found
-from launch.training.harvest import SOURCE_TASK
+from launch.training.harvest import SOURCE_TASK, Harvest
 from launch.training.history import History, LastStep, read_history
 from launch.training.options import TrainOptions
+from launch.training.overlap import Overlap
+from launch.training.pace import WINDOW_SECONDS, Pace
 from launch.training.plan import Composed, DataPlan, Plan, TrainPlan
 from launch.training.room import check_disk, check_memory, feature_budget
+from launch.training.sources import OwnSource
+from launch.training.speech import Speech
+from launch.training.tasks import TASKS
+from launch.training.watch import Watch
 from protocol.checkpoints.target_config import read_model_config
 from protocol.errors import (
     CheckpointError,
@@ -31,7 +39,7 @@ from protocol.errors import (
     UsageError,
 )
 from protocol.memory import Available
-from protocol.training import TrainConfig, Trained, Validated
+from protocol.training import ANSWER, Report, TrainConfig, Trained, Validated
 
 
 @pytest.mark.parametrize(
@@ -171,7 +179,7 @@ def test_the_card_tells_what_was_measured(tmp_path):
         "2 duplicate, 1 excluded",
         "a run of 8 tokens, in lower case, with one of bench.jsonl",
         "1,200 steps in 5 minutes (asked for: 2 hours in all)",
-        "`anchors` 32, `gamma` 4.0, `rate` 0.001",
+        "`anchors` 16, `gamma` 4.0, `rate` 0.001",
         "loss 3.250, accuracy of each slot 0.500 0.250",
         "**1.490**, at step 49",
         "| a\\|b | 1.250 |",
@@ -221,16 +229,18 @@ def test_a_log_gets_a_line_a_minute_for_each_stage(monkeypatch):
     with stages_for(out) as stages:
         assert isinstance(stages, Lines)
         for done in range(5):
-            stages.update("collect", done * 1000, 9000, "tokens")
+            stages.update("collect", done * 1000, 9000, "tokens", "7 a second")
             now[0] += LINE_SECONDS / 2
-        stages.update("load", 1, 0)
+        stages.update("load", 0, 0, detail="8 MB are needed")
+        stages.report(Report(stage="validate", done=1, total=2, unit="answers"))
         stages.end("load")
         stages.note("kept")
     assert out.getvalue().splitlines() == [
-        "collect: 0 of 9,000, tokens",
-        "collect: 2,000 of 9,000, tokens",
-        "collect: 4,000 of 9,000, tokens",
-        "load: 1",
+        "collect: 0 of 9,000 tokens, 7 a second",
+        "collect: 2,000 of 9,000 tokens, 7 a second",
+        "collect: 4,000 of 9,000 tokens, 7 a second",
+        "load: 8 MB are needed",
+        "validate: 1 of 2 answers",
         "kept",
     ]
 
@@ -244,15 +254,44 @@ def test_a_terminal_gets_bars_that_vanish(monkeypatch):
     out = Terminal()
     with stages_for(out) as stages:
         assert isinstance(stages, Bars)
-        stages.update("collect", 10, 100, "tokens, 7 a second")
-        stages.update("collect", 100, 100, "tokens, 8 a second")
+        stages.update("collect", 10, 100, "tokens", "7 a second")
+        stages.update("collect", 100, 100, "tokens", "8 a second")
         stages.end("collect")
         stages.end("collect")
         stages.update("train", 1, 0)
         stages.note("step 1: it learns")
     assert "step 1: it learns" in out.getvalue()
-    assert "collect" in out.getvalue()
+    assert "10 of 100 tokens, 7 a sec" in out.getvalue()
     stages.close()
+
+
+def test_a_pace_is_that_of_the_last_minute():
+    pace = Pace()
+    assert pace.rate == 0
+    pace.note(5.0, 40)
+    pace.note(5.1, 60)
+    assert pace.rate == 20  # over a whole second, not 200
+    for second in range(200):
+        pace.note(5.0 + second, 40 + 3 * min(second, 100))
+    assert pace.rate == 0  # nothing came in the last minute
+    pace.note(205.0, 340 + 7 * WINDOW_SECONDS)
+    assert pace.rate == 7
+
+
+def test_collecting_takes_time_from_where_its_process_is_loaded(monkeypatch, target):
+    now, stages = [100.0], Stages()
+    monkeypatch.setattr("launch.training.collecting.time.monotonic", lambda: now[0])
+    speech = Speech(*load_text_side(target))
+    harvest = Harvest(OwnSource(TASKS, 1), speech, Overlap([], speech.words), positions=99, seed=1)
+    with Interrupts() as interrupts:
+        watch = Watch(interrupts, stages)
+        collecting = Collecting(harvest, Goal(tokens=9), watch, lambda _: None, before=7.0)
+    collecting._take([Report(stage="load", done=1, total=1)])
+    now[0] = 200.0
+    assert collecting.seconds == 7
+    collecting._take([Report(stage=ANSWER, done=0)])  # before any answer has ended
+    now[0] = 230.0
+    assert collecting.seconds == 37
 
 
 def test_quiet_shows_nothing():
