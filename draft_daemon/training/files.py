@@ -4,9 +4,12 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from safetensors.torch import save_file
 from torch import Tensor
+
+MODE: Final = 0o644  # a checkpoint is for whoever may look into its folder
 
 
 @contextmanager
@@ -15,6 +18,7 @@ def whole(path: Path) -> Iterator[Path]:
     hidden = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield hidden
+        hidden.chmod(MODE)  # safetensors writes files for their owner alone
         with hidden.open("rb") as file:
             os.fsync(file.fileno())
         hidden.replace(path)

@@ -31,6 +31,7 @@ from protocol.training import (
 )
 
 STEPS, SHORT = 170, 8
+WRITTEN = ("config.json", "model.safetensors", CURVE_FILE)
 
 pytestmark = pytest.mark.timeout(240)  # whoever comes first trains for all
 
@@ -104,6 +105,7 @@ def test_a_draft_that_was_trained_is_accepted_and_before_that_it_is_not(proven):
     assert trained == Trained(
         steps=STEPS, seconds=trained.seconds, tokens=trained.tokens, passes=trained.passes
     )
+    assert all((folder / name).stat().st_mode & 0o777 == 0o644 for name in WRITTEN)
     assert (folder / CURVE_FILE).read_bytes().startswith(b"\x89PNG")
 
 
