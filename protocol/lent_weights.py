@@ -1,7 +1,8 @@
-"""Embedding and head of a target, read from its checkpoint on another host than the target's.
+"""Embedding and head of a target, read from its checkpoint where no target is asked for them.
 
-They are laid out as the target would share them, and compared with what the target itself reads:
-a digest of some rows of both, as they are stored.
+For a draft on another host they are laid out as the target would share them, and compared with what
+the target itself reads: a digest of some rows of both, as they are stored. For a draft in training
+they are found under the names of any family.
 """
 
 import hashlib
@@ -11,14 +12,53 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protocol.checkpoints.target_config import read_model_config
+from protocol.checkpoints.target_config import ModelConfig, read_model_config
 from protocol.checkpoints.tensors import TensorSource, open_tensors
-from protocol.errors import CheckpointError
+from protocol.errors import CheckpointError, UnsupportedModel
 from protocol.kernels.linear import TRANSPOSED, pack
 
 EMBED: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
+# What published checkpoints call the two: most of them, those that see too, GPT-2, GPT-NeoX, Mamba.
+EMBEDS: Final = (
+    EMBED,
+    "model.language_model.embed_tokens.weight",
+    "transformer.wte.weight",
+    "wte.weight",
+    "gpt_neox.embed_in.weight",
+    "backbone.embeddings.weight",
+)
+HEADS: Final = (HEAD, "embed_out.weight")
 SAMPLED: Final = 64  # rows, spread over the vocabulary
+
+
+def find_ends(source: TensorSource, model: ModelConfig) -> tuple[str, str]:
+    """What the checkpoint calls embedding and head, [vocab or more, hidden]; twice one where tied.
+
+    Raises UnsupportedModel for names that are not known here, CheckpointError for other shapes.
+    """
+    embed = _known(source, EMBEDS, "embedding")
+    # Only `transformers` knows what a config of another family means that does not say "tied".
+    tied = model.tied or (not model.dense and source.names().isdisjoint(HEADS))
+    head = embed if tied else _known(source, HEADS, "head")
+    for name in (embed, head):
+        rows, width = source.shape(name) if len(source.shape(name)) == 2 else (0, 0)
+        if rows < model.vocab_size or width != model.hidden_size:
+            raise CheckpointError(
+                f"tensor {name}: expected {[model.vocab_size, model.hidden_size]}, found "
+                f"{list(source.shape(name))}"
+            )
+    return embed, head
+
+
+def _known(source: TensorSource, names: tuple[str, ...], what: str) -> str:
+    found = [name for name in names if name in source.names()]
+    if not found:
+        raise UnsupportedModel(
+            f"the target's checkpoint has its {what} under none of the names {', '.join(names)}: "
+            "no draft can be trained for it"
+        )
+    return found[0]
 
 
 def weights_hash(path: Path) -> str:

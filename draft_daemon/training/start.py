@@ -1,8 +1,8 @@
 """Where a draft begins: its config.json, and layers that are the target's own first and last ones.
 
 A target's layers know its embedding and its features already; from random weights the same loss
-takes several times as many steps. What the target has no counterpart of is neutral: head norms are
-ones, and `fc` passes on the last tap alone.
+takes several times as many steps. What the target has no counterpart of is neutral: norms are ones,
+and `fc` passes on the last tap alone. Of a target that is no dense decoder of ours all is neutral.
 """
 
 from pathlib import Path
@@ -16,9 +16,9 @@ from draft_daemon.training.batches import Lexicon
 from protocol.checkpoints.draft_config import TargetFacts, canonical, check_pair, read_draft_config
 from protocol.checkpoints.draft_facts import DraftCheckpointConfig
 from protocol.checkpoints.target_config import ModelConfig, read_model_config
-from protocol.checkpoints.tensors import TensorSource, open_draft, open_tensors
-from protocol.errors import CheckpointError, ConfigError, UnsupportedModel
-from protocol.lent_weights import EMBED, HEAD
+from protocol.checkpoints.tensors import open_draft, open_tensors
+from protocol.errors import ConfigError
+from protocol.lent_weights import find_ends
 from protocol.training import TrainConfig
 
 STDDEV: Final = 0.02  # of weights that nothing is known of
@@ -83,8 +83,8 @@ def read_lexicon(
     """The target's embedding and head, from its checkpoint."""
     model = read_model_config(Path(config.model))
     with open_tensors(Path(config.model)) as source:
-        embed = _table(source, EMBED, facts)
-        head = embed if model.tied else _table(source, HEAD, facts)
+        names = find_ends(source, model)
+        embed, head = (source.get(name)[: facts.vocab_size] for name in names)
     return Lexicon(embed.to(device), head.to(device, dtype), facts.mask_token_id, facts.block_size)
 
 
@@ -107,11 +107,12 @@ def _of_draft(path: Path, facts: DraftCheckpointConfig) -> dict[str, Tensor]:
 
 def _of_target(config: TrainConfig, facts: DraftCheckpointConfig) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(config.seed)
-    layers = read_model_config(Path(config.model)).num_layers
-    origins = _origins(config.layers, layers)
+    model = read_model_config(Path(config.model))
+    origins = _origins(config.layers, model.num_layers)
     found = {}
     with open_tensors(Path(config.model)) as source:
-        there = source.names()
+        # Elsewhere the same name may mean something else: norms of hybrids and Gemmas add 1.
+        there = source.names() if model.dense else frozenset[str]()
         for name, shape in DFlash.shapes(facts).items():
             origin = _origin(name, origins)
             if origin in there and source.shape(origin) == shape:
@@ -159,16 +160,3 @@ def _biased(path: Path, model: ModelConfig) -> bool:
         return True
     with open_tensors(path) as source:
         return "model.layers.0.self_attn.q_proj.bias" in source.names()
-
-
-def _table(source: TensorSource, name: str, facts: DraftCheckpointConfig) -> Tensor:
-    if name not in source.names():
-        raise UnsupportedModel(
-            f"tensor {name} is not in the target's checkpoint: no draft can be trained for it"
-        )
-    shape = (facts.vocab_size, facts.hidden_size)
-    if source.shape(name) != shape:
-        raise CheckpointError(
-            f"tensor {name}: expected {list(shape)}, found {list(source.shape(name))}"
-        )
-    return source.get(name)

@@ -9,10 +9,12 @@ import msgspec
 import torch
 
 from protocol.checkpoints.target_config import ModelConfig, read_model_config
+from protocol.checkpoints.tensors import open_tensors
 from protocol.config import TargetConfig
 from protocol.cpu import resolve_dtype, usable_cores
 from protocol.errors import ConfigError, InsufficientMemory
 from protocol.feature_ring import RingShape
+from protocol.lent_weights import find_ends
 from protocol.memory import MemoryPlan, counted
 from protocol.training import CollectConfig
 from protocol.transports.base import RingView, WeightSpec
@@ -76,7 +78,7 @@ def load(config: CollectConfig, progress: Progress) -> Loaded:
     """Load ``config.model``.
 
     Raises InsufficientMemory before anything is loaded, ConfigError for taps that are no layers,
-    and whatever `load_target` does.
+    UnsupportedModel for one that no draft can be trained for, and whatever `load_target` does.
     """
     if config.slots > MOST_SLOTS:
         raise ConfigError(f"`slots` is {config.slots}; 0 to {MOST_SLOTS} are possible")
@@ -84,6 +86,8 @@ def load(config: CollectConfig, progress: Progress) -> Loaded:
     device = open_device(config.device)
     model = read_model_config(Path(config.model))
     check_taps(config.taps, model.num_layers)
+    with open_tensors(Path(config.model)) as source:
+        find_ends(source, model)  # or no draft could be trained on what is collected
     together = isinstance(find_family(Path(config.model), model.model_type), DenseFamily)
     if not together:
         progress(0, 0, f"{model.model_type} answers one text at a time: no forward for several yet")

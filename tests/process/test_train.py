@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from support.command import InProcess
 from support.command import dflashd as in_a_process
+from support.gguf_files import TinyGGUF, byte_level_vocabulary
 from support.learnable import write_learnable_target
 from support.tiny_text import edit_json, write_speaking_pair, write_tokenizer
 from support.train_child import COMMAND, SEQUENCES
@@ -412,3 +414,41 @@ def test_one_command_makes_a_draft_that_generate_uses(out, tmp_path):
     assert report["mode"] == "speculative"
     assert report["speculative_decoding"]["num_drafts"] > 0
     assert report["speculative_decoding"]["mean_acceptance_length"] > 1
+
+
+@pytest.fixture
+def gguf(tmp_path):
+    """A file whose table has a row behind the tokenizer's ids, to mask with."""
+    vocab = len(byte_level_vocabulary()[0]) + 1
+    table = np.random.default_rng(5).standard_normal((vocab, 64)).astype(np.float32)
+    tiny = TinyGGUF(raw={"llama.vocab_size": vocab}, tensors={"token_embd.weight": table})
+    return tiny.write(tmp_path / "tiny.gguf")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(450)
+def test_a_gguf_file_is_a_target_from_the_first_prompt_to_generate(gguf, out, tmp_path):
+    prompts, home = tmp_path / "prompts.txt", {"DFLASH_HOME": str(tmp_path / "home")}
+    prompts.write_text("".join(f"Say {number}\n" for number in range(12)))
+    made = in_a_process(
+        *("train", "--model", str(gguf), "--out", str(out), "--prompts", str(prompts)),
+        *("--tokens", "300", "--steps", "2", "--layers", "1", "--block-size", "4"),
+        *("--taps", "0,1", "--threads", "1", "--json"),
+        env=home,
+        timeout=250,
+    )
+    assert made.code == 0, made.err
+    assert json.loads(made.out)["trained"]
+    words = ("generate", "--model", str(gguf), "--block-width", "4", "--threads", "1", "--json")
+    told = in_a_process(
+        *(*words, "--draft", str(out), "--max-tokens", "8", "Say 7"), env=home, timeout=150
+    )
+    assert told.code == 0, told.err
+    assert json.loads(told.out)["speculative_decoding"]["num_drafts"] > 0
+
+
+def test_a_gguf_file_without_an_id_to_mask_with_is_refused_first(dflashd, out, tmp_path):
+    file = TinyGGUF().write(tmp_path / "tiny.gguf")
+    refused = dflashd("--model", file, "--out", out)
+    assert (refused.code, refused.err.count("\n")) == (78, 1)
+    assert "a draft needs one that does not" in refused.err

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,15 +9,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from support.learnable import tiny_config, write_answers, write_learnable_target
-from support.real_pair import Checkpoints, real_pair
+from support.trained import figures_of_the_loop, train
 
-from draft_daemon.training.data import Corpus
 from draft_daemon.training.journal import read_journal
-from draft_daemon.training.ranks import Ranks
-from draft_daemon.training.run import run
 from draft_daemon.training.state import STATE
-from protocol.checkpoints.draft_config import read_draft_config
-from protocol.ending import Ended, EndingSignals
+from protocol.ending import Ended
 from protocol.errors import CheckpointError, ConfigError, InsufficientMemory, NotFinite
 from protocol.memory import Available
 from protocol.training import (
@@ -34,30 +29,6 @@ STEPS, SHORT = 170, 8
 WRITTEN = ("config.json", "model.safetensors", CURVE_FILE)
 
 pytestmark = pytest.mark.timeout(240)  # whoever comes first trains for all
-
-
-class EndsAt(EndingSignals):
-    """Is told to end when that many steps are in the journal."""
-
-    def __init__(self, config, step: int) -> None:
-        super().__init__()
-        self._journal, self._step = Path(config.folder) / STEPS_FILE, step
-
-    def ended(self) -> bool:
-        there = self._journal.read_bytes() if self._journal.exists() else b""
-        if there.count(b'"Stepped"') >= self._step:
-            self._reason = "told to end by the test"
-        return bool(self._reason)
-
-
-def train(config, *, ends_at=1 << 30, say=None):
-    lines = []
-    before = torch.get_num_threads()
-    try:
-        trained = run(config, Ranks(), EndsAt(config, ends_at), say or lines.append)
-    finally:
-        torch.set_num_threads(before)
-    return trained, lines
 
 
 @pytest.fixture(scope="module")
@@ -109,36 +80,13 @@ def test_a_draft_that_was_trained_is_accepted_and_before_that_it_is_not(proven):
     assert (folder / CURVE_FILE).read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_walk_counts_what_the_real_loop_reports(proven, tmp_path):
+def test_the_walk_counts_what_the_real_loop_reports(proven):
     model, folder, _, lines = proven
     walked = [line for line in lines if isinstance(line, Validated)][-1]
-    taps = read_draft_config(folder).target_layer_ids
-    rounds, emitted, reached = {}, {}, [0] * 5
-    both = real_pair(
-        Checkpoints(model, folder), dtype="float32", exact=False, threads=1, max_positions=128
-    )
-    with both as pair, Corpus(folder / DATA_FOLDER, taps, 97, None) as corpus:
-        network = pair.draft._network
-        project = network.project_context
-        # Kept features are bfloat16, those of a ring in fp32 are not.
-        network.project_context = lambda rows, start: project(rows.bfloat16().float(), start)
-        for place in corpus.walked:
-            text = corpus.text(place)
-            prompt, answer = (
-                text.tokens[: text.prompt].tolist(),
-                text.tokens[text.prompt :].tolist(),
-            )
-            done = pair.run(prompt, len(answer), speculative=True)
-            assert list(done.token_ids) == answer
-            told = zip(done.rounds, done.proposed, strict=True)
-            for tokens in (tokens for tokens, proposed in told if proposed):
-                rounds[text.task] = rounds.get(text.task, 0) + 1
-                emitted[text.task] = emitted.get(text.task, 0) + tokens
-                reached = [count + (slot < tokens - 1) for slot, count in enumerate(reached)]
-    assert walked.by_task == {task: emitted[task] / rounds[task] for task in sorted(rounds)}
-    every = sum(rounds.values())
-    assert walked.mean_acceptance_length == sum(emitted.values()) / every
-    assert walked.accepted_per_slot == tuple(count / every for count in reached)
+    rounds = figures_of_the_loop(model, folder)
+    assert walked.by_task == rounds.by_task()
+    assert walked.mean_acceptance_length == rounds.mean_acceptance_length
+    assert walked.accepted_per_slot == rounds.per_slot(5)
 
 
 def steps_of(folder):
