@@ -70,7 +70,7 @@ def doubt(paired: Paired) -> str:
         return ""
     return (
         f"wrong pair: of {paired.compared} first tokens on a fixed prompt the draft has "
-        f"{paired.agreed} right; it was made for another model, or is damaged"
+        f"{paired.agreed} right; it was made for another model, is damaged, or is hardly trained"
     )
 
 

@@ -19,7 +19,7 @@ from launch.training.history import read_history
 from launch.training.options import Files, TrainOptions, data_plan, read_files, train_plan
 from launch.training.overlap import Overlap
 from launch.training.plan import Composed, Plan
-from launch.training.room import check_disk, check_memory, feature_budget
+from launch.training.room import check_disk, check_memory, feature_budget, feature_bytes
 from launch.training.sources import FileSource, OwnSource, Source
 from launch.training.speech import Speech
 from launch.training.tasks import TASKS
@@ -102,6 +102,8 @@ def _prepare(options: TrainOptions, model: LocalModel, before: Plan | None) -> _
         plan.check_same(options.out, before, data, train)
     if began and options.data_only:
         raise UsageError("--data-only: training has begun there, and its data are complete")
+    if began:
+        _check_steps(options)
     if not options.data_only:
         _check_extra()
     now = Plan(data=data, train=train, training_began=began)
@@ -110,6 +112,15 @@ def _prepare(options: TrainOptions, model: LocalModel, before: Plan | None) -> _
     check_memory(model.path, config, options.layers, available())
     plan.write_part(options.out, plan.PLAN, now)
     return job
+
+
+def _check_steps(options: TrainOptions) -> None:
+    last = read_history(options.out / STEPS_FILE).last
+    if last is not None and options.steps is not None and last.step > options.steps:
+        raise UsageError(
+            f"{last.step:,} steps are done there, and --steps asks for {options.steps:,}: nothing "
+            "is left to train"
+        )
 
 
 def _check_extra() -> None:
@@ -148,7 +159,9 @@ def _collect(job: _Job, watch: Watch) -> None:
         plan.write_part(job.out, plan.COMPOSED, record)
 
     budget = feature_budget(options.feature_cache, job.out / DATA_FOLDER)
-    check_disk(job.out, max(0, options.goal.tokens - found.tokens), budget)
+    missing = max(0, options.goal.tokens - found.tokens)
+    numbers = len(job.plan.data.taps) * job.config.hidden_size
+    check_disk(job.out, missing, feature_bytes(budget, missing, numbers))
     line = collecting.command(_collect_config(job, budget))
     collecting.Collecting(harvest, options.goal, watch, saved, before=composed.seconds).run(line)
 

@@ -11,6 +11,7 @@ from protocol.memory import Available, megabytes
 
 LIKELIEST: Final = 16  # next tokens with their log-probabilities, in a shard
 TOKEN_BYTES: Final = 4 + LIKELIEST * (4 + 2)  # of a shard
+FEATURE_BYTES: Final = 2  # of each number
 AUTO_SHARE: Final = 0.25  # of the free disk, for features
 RESERVE: Final = 500_000_000  # of the disk, for checkpoint, state and logs
 TRAINED_BYTES: Final = 16  # of a parameter: itself, its gradient, AdamW's two moments
@@ -20,6 +21,14 @@ PROCESS_BYTES: Final = 400_000_000  # of an interpreter with its libraries
 def feature_budget(stated: int | None, folder: Path) -> int:
     """Bytes for features: as stated, else at most a part of the free disk."""
     return int(shutil.disk_usage(folder).free * AUTO_SHARE) if stated is None else stated
+
+
+def feature_bytes(budget: int, tokens: int, numbers: int) -> int:
+    """Of the features of `tokens` with `numbers` each that are kept, where `budget` bounds them.
+
+    0 tokens: as many as time allows, so that the bound has to be there.
+    """
+    return min(budget, tokens * numbers * FEATURE_BYTES) if tokens else budget
 
 
 def check_disk(folder: Path, tokens: int, features: int) -> None:

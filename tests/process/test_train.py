@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -288,7 +289,6 @@ def test_too_little_data_are_named(dflashd, target, out, tmp_path):
         (("--exclude", "/nowhere/p"), 2, "cannot read /nowhere/p"),
         (("--feature-cache", "4 sheep"), 2, "is no size"),
         (("--feature-cache", "900000TB"), 75, "MB are needed: 0.0 MB for"),
-        (("--tokens", "1000000000", "--feature-cache", "90000TB"), 75, "for 1,000,000,000 tokens"),
         (("--device", "gpu"), 2, "is none of cpu"),
         (("--ranks", "0"), 2, "--ranks"),
         (("--steps", "0"), 2, "--steps"),
@@ -335,6 +335,16 @@ def test_too_little_memory_is_refused_with_the_numbers(dflashd, target, out, mon
     assert "and 5.0 MB are available (a test)" in refused.err
 
 
+def test_too_little_disk_is_refused_with_the_numbers(dflashd, target, out, monkeypatch):
+    monkeypatch.setattr(
+        "launch.training.room.shutil.disk_usage", lambda _: SimpleNamespace(free=5_000_000)
+    )
+    refused = dflashd("--model", target, "--out", out, "--tokens", "1000000")
+    assert refused.code == 75
+    assert "has 5.0 MB free, and " in refused.err
+    assert "100.0 MB for 1,000,000 tokens, 1.2 MB for features" in refused.err
+
+
 def test_without_the_extra_nothing_is_begun(dflashd, target, out, monkeypatch):
     from launch.training import making
 
@@ -349,6 +359,16 @@ def test_training_can_go_on_for_longer_than_it_was_begun(dflashd, begun):
     assert dflashd("--out", begun, "--resume", "--steps", "9").code == 0
     told = msgspec.json.decode((begun / "work/train.json").read_bytes(), type=TrainConfig)
     assert told.steps == 9
+
+
+def test_fewer_steps_than_are_done_are_refused_and_change_nothing(dflashd, begun):
+    before = (begun / PLAN).read_bytes()
+    refused = dflashd("--out", begun, "--resume", "--steps", "1")
+    assert (refused.code, "2 steps are done there, and --steps asks for 1" in refused.err) == (
+        2,
+        True,
+    )
+    assert (begun / PLAN).read_bytes() == before
 
 
 def test_damaged_plans_and_records_are_named(dflashd, begun):

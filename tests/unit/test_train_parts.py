@@ -25,7 +25,7 @@ from launch.training.options import TrainOptions
 from launch.training.overlap import Overlap
 from launch.training.pace import WINDOW_SECONDS, Pace
 from launch.training.plan import Composed, DataPlan, Plan, TrainPlan
-from launch.training.room import check_disk, check_memory, feature_budget
+from launch.training.room import check_disk, check_memory, feature_budget, feature_bytes
 from launch.training.sources import OwnSource
 from launch.training.speech import Speech
 from launch.training.tasks import TASKS
@@ -104,6 +104,12 @@ def test_features_have_their_share_of_the_disk_unless_their_size_is_said(tmp_pat
     check_disk(tmp_path, 1, 0)
     with pytest.raises(TemporaryFailure, match=r"needed: 0\.1 MB for 1,000 tokens, .* features"):
         check_disk(tmp_path, 1000, 1 << 60)
+
+
+def test_the_feature_cache_is_a_bound_and_not_a_need():
+    assert feature_bytes(10**15, 1000, 50) == 100_000
+    assert feature_bytes(70, 1000, 50) == 70
+    assert feature_bytes(10**15, 0, 50) == 10**15  # tokens as time allows
 
 
 def test_memory_is_held_against_what_is_known_before_anything_is_loaded(target):
