@@ -20,6 +20,8 @@ from protocol.messages import Sampling
 from protocol.training import Answered, Ask, Kept
 
 HELD_OUT_EVERY: Final = 50  # sequences
+FIRST_HELD_OUT: Final = 8  # sequences, which are one of `FIRST_EVERY`: of little data, more
+FIRST_EVERY: Final = 10
 MOST_HELD_OUT: Final = 64
 SOURCE_TASK: Final = "article"  # of texts that others are asked about
 # At temperature 1 a small target strays from any subject; what prompts are made of keeps to it.
@@ -27,7 +29,7 @@ WRITTEN_TEMPERATURE: Final = 0.9  # of a user's turn
 SOURCE_TEMPERATURE: Final = 0.7  # of a text that others are asked about
 WRITTEN_TOP_P: Final = 0.95  # of both
 MOST_IN_VAIN: Final = 1000
-REASONS: Final = ("duplicate", "excluded", "unusable", "too long")
+REASONS: Final = ("duplicate", "excluded", "held out", "unusable", "too long")  # "held out": again
 
 
 @dataclass
@@ -145,7 +147,8 @@ class Harvest:
         if talk is None:
             self._used_up = True
             return
-        going = self._going[number] = _Going(talk, number, self._holds_out(talk.task))
+        held_out = self._holds_out(number, talk.task)
+        going = self._going[number] = _Going(talk, number, held_out)
         self._held[talk.task] += going.held_out
         self._advance(going, None)
 
@@ -185,8 +188,10 @@ class Harvest:
     def _seen(self, going: _Going, wanted: Wanted) -> str:
         repeat = self._source.repeat(going.number)
         mark = digest(going.prompt, repeat)
-        if mark in self._prompts or (repeat and digest(going.prompt, 0) in self._unseen):
+        if mark in self._prompts:
             return "duplicate"
+        if repeat and digest(going.prompt, 0) in self._unseen:
+            return "held out"
         if self._overlap.has(wanted.messages[-1]["content"]):
             return "excluded"
         self._prompts.add(mark)
@@ -228,10 +233,15 @@ class Harvest:
                 "this target writes no prompts that it can be asked; name some with --prompts"
             )
 
-    def _holds_out(self, task: str) -> bool:
-        """Whether a new talk is: one of `HELD_OUT_EVERY`, of the tasks with the fewest so far."""
+    def _holds_out(self, number: int, task: str) -> bool:
+        """Whether a new talk is: one of so many, of the tasks with the fewest so far.
+
+        Never one whose prompts came before: their greedy answers are trained on.
+        """
         held = sum(self._held.values())
-        due = held * HELD_OUT_EVERY <= sum(self._kept.values()) and held < MOST_HELD_OUT
+        every = FIRST_EVERY if held < FIRST_HELD_OUT else HELD_OUT_EVERY
+        due = held * every <= sum(self._kept.values()) and held < MOST_HELD_OUT
+        due = due and not self._source.repeat(number)
         tasks = set(self._kept) - {SOURCE_TASK}
         return due and self._held[task] <= min((self._held[each] for each in tasks), default=0)
 

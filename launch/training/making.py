@@ -14,7 +14,7 @@ from launch.training import collecting, plan, teaching
 from launch.training.card import CardFacts, card_text
 from launch.training.facts import mask_id, parse_taps
 from launch.training.found import Found, find
-from launch.training.harvest import Harvest
+from launch.training.harvest import FIRST_HELD_OUT, Harvest
 from launch.training.history import read_history
 from launch.training.options import Files, TrainOptions, data_plan, read_files, train_plan
 from launch.training.overlap import Overlap
@@ -83,9 +83,19 @@ def make(options: TrainOptions, model: LocalModel, before: Plan | None, watch: W
     if not job.plan.training_began:
         _collect(job, watch)
     found = find(job.out, _source(job).repeat)
-    watch.stages.note(f"collected: {found.sequences:,} sequences, {found.tokens:,} tokens")
+    watch.stages.note(collected_line(found))
     trained = None if options.data_only else _train(job, found, watch)
     return _described(job, found, trained)
+
+
+def collected_line(found: Found) -> str:
+    """What there is to train on, for a person."""
+    held = found.held_out.total()
+    few = ": few to measure by" if held < FIRST_HELD_OUT else ""
+    return (
+        f"collected: {found.sequences:,} sequences, {found.tokens:,} tokens; "
+        f"{held} held out to validate with{few}"
+    )
 
 
 def _prepare(options: TrainOptions, model: LocalModel, before: Plan | None) -> _Job:

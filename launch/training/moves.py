@@ -84,8 +84,8 @@ class Task:
 class Wanted:
     """What the target is to be asked: to answer, or to go on with a user's turn.
 
-    `messages` alternate, user first. With `opening` not None the target writes, behind it, the
-    user's next turn, which is not kept.
+    `messages` alternate, user first, but for a system message before them. With `opening` not None
+    the target writes, behind it, the user's next turn, which is not kept.
     """
 
     messages: tuple[Mapping[str, str], ...]
@@ -110,6 +110,7 @@ class Talk:
     moves: Sequence[Move]
     chance: random.Random
     spoilt: bool = False
+    system: str = ""  # what is said before the first turn
     _messages: list[dict[str, str]] = field(default_factory=list)
     _texts: dict[str, str] = field(default_factory=dict)
     _chosen: dict[str, str] = field(default_factory=dict)  # what fills a gap, until `Afresh`
@@ -117,6 +118,8 @@ class Talk:
 
     def __post_init__(self) -> None:
         self._is_greedy = self.chance.random() < GREEDY_SHARE
+        if self.system:
+            self._messages.append({"role": "system", "content": self.system})
 
     def next(self, told: str | None, *, greedy: bool | None = None) -> Wanted | None:
         """What is wanted next; `greedy` decides how all of it is answered, if it is said."""

@@ -20,6 +20,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """What a user says, turn by turn; what the target answers comes between."""
 
     turns: tuple[str, ...]
+    system: str = ""  # before them
     task: str = UNNAMED
 
 
@@ -76,7 +77,25 @@ def _prompt(where: str, line: str) -> Prompt:
     task = value.get("task", UNNAMED)
     if not isinstance(task, str) or not 0 < len(task) <= MAX_TASK_CHARS:
         raise UsageError(f"{where}: `task` must be a text of at most {MAX_TASK_CHARS} characters")
-    return Prompt(turns=tuple(turns[:MAX_TURNS]), task=task)
+    return Prompt(turns=tuple(turns[:MAX_TURNS]), system=_system(where, value), task=task)
+
+
+def _system(where: str, value: dict[str, Any]) -> str:
+    """The text of a system message that `messages` begin with."""
+    messages = value.get("messages")
+    if "turns" in value or not isinstance(messages, list):
+        return ""
+    systems = [at for at, one in enumerate(messages) if _role(one) == "system"]
+    if not systems:
+        return ""
+    text = messages[0].get("content") if systems == [0] else None
+    if not isinstance(text, str):
+        raise UsageError(f"{where}: a system message must be the first of `messages`, a text")
+    return text
+
+
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, dict) else None
 
 
 def _turns(value: dict[str, Any]) -> list[Any]:

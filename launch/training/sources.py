@@ -61,7 +61,7 @@ class FileSource:
             return None
         prompt = self._prompts[number % len(self._prompts)]
         moves = [move for turn in prompt.turns for move in (Say((turn,), as_is=True), Answer())]
-        return Talk(prompt.task, moves, _chance(self._seed, number))
+        return Talk(prompt.task, moves, _chance(self._seed, number), system=prompt.system)
 
     def repeat(self, number: int) -> int:
         return number // len(self._prompts)

@@ -89,7 +89,7 @@ def test_a_draft_is_made_and_described(dflashd, target, out):
     for fact in (f"{found.tokens:,} tokens", "cc-by-4.0", "**1.500**", "loss 1.250", "curve.png"):
         assert fact in card, fact
     assert "collect: " in done.err
-    assert f"collected: {found.sequences:,} sequences, {found.tokens:,} tokens\n" in done.err
+    assert f"collected: {found.sequences:,} sequences, {found.tokens:,} tokens; " in done.err
 
 
 def test_data_alone_can_be_collected_and_trained_on_later(dflashd, target, out):

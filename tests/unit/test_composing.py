@@ -358,6 +358,29 @@ def test_prompts_from_files_are_answered_greedily_and_then_sampled(speech):
     assert any("And {topic}?" in text for text in texts(speech, asks))
 
 
+def test_a_system_message_stands_before_what_the_user_says(speech):
+    source = FileSource([Prompt(turns=("One", "Two"), system="Be short")], 1)
+    first = source.talk(0)
+    said = [first.next(None), first.next("Yes")][-1].messages
+    assert [one["role"] for one in said] == ["system", "user", "assistant", "user"]
+    assert said[0]["content"] == "Be short"
+    (ask,) = harvest(speech, source).asks(1)
+    assert texts(speech, [ask]) == ["[system]Be short[user]One[answer]"]
+
+
+def test_of_few_prompts_a_tenth_is_held_out_and_of_none_that_is_trained_on(speech):
+    prompts = [Prompt(turns=(f"Number {number}",)) for number in range(64)]
+    collected = harvest(speech, FileSource(prompts, 1))
+    asks = run(collected, 1000)
+    held = [ask for ask in asks if ask.kept.held_out]
+    assert len(held) == 7
+    assert {ask.id // STEPS < 64 for ask in held} == {True}
+    others = {ask.tokens for ask in asks if not ask.kept.held_out}
+    assert not others & {ask.tokens for ask in held}
+    assert len(collected.dropped["held out"]) == 7 * (PASSES - 1)
+    assert collected.dropped["duplicate"] == []
+
+
 def test_a_prompt_that_leaves_no_room_for_an_answer_is_dropped(speech):
     collected = harvest(speech, FileSource([Prompt(turns=("x" * 2000,))], 1))
     assert collected.is_over
@@ -452,6 +475,7 @@ def test_prompt_files_hold_json_lines_or_plain_lines(tmp_path):
         (("c",), "prompts"),
         (("d",), "prompts"),
     ]
+    assert [one.system for one in found] == ["", "", "s"]
     file.write_text("What?\n\n Why? \n")
     assert [one.turns for one in read_prompts(file).prompts] == [("What?",), ("Why?",)]
 
