@@ -45,6 +45,7 @@ CODES: Final = {
 MAX_BYTES: Final = 1 << 32  # of a shard, which is read as a whole; features are mapped
 MAX_TASKS: Final = 1 << 16
 ANY_VOCAB: Final = 1 << 31
+ROUNDING: Final = 0.01  # above 0, of a log-probability that was computed in float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -280,7 +281,7 @@ def _defect(shard: Shard, vocab: int) -> str:
     if shard.top_ids.shape != shard.top_logprobs.shape or len(shard.top_ids) != tokens:
         return f"likeliest tokens {list(shard.top_ids.shape)} beside {tokens} tokens"
     lengths = np.diff(shard.starts)
-    if shard.starts[0] != 0 or shard.starts[-1] != tokens or (lengths < 2).any():
+    if not _within(shard.starts, tokens + 1) or lengths.sum() != tokens or (lengths < 2).any():
         return "`starts` do not ascend from 0 to the number of tokens"
     if (shard.prompts < 1).any() or (shard.prompts >= lengths).any():
         return "a prompt is empty, or has no answer"
@@ -290,10 +291,10 @@ def _defect(shard: Shard, vocab: int) -> str:
         return f"an id is outside 0..{vocab - 1}"
     if not (_within(shard.held_out, 2) and bool((shard.ids >= 0).all())):
         return "a number is not one that it can be"
-    if not (np.isfinite(shard.temperatures).all() and np.isfinite(shard.top_logprobs).all()):
-        return "a number is not finite"
+    if not (_within(shard.temperatures, np.inf) and _within(ROUNDING - shard.top_logprobs, np.inf)):
+        return "a number is not finite, or a log-probability is above 0"
     return ""
 
 
-def _within(values: Array, bound: int) -> bool:
+def _within(values: Array, bound: float) -> bool:
     return bool(((values >= 0) & (values < bound)).all())

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from protocol.checkpoints.shards import Array
 
+LEAST: Final = torch.finfo(torch.float16).min
 NO_COLUMNS: Final[Mapping[int, int]] = {}
 
 
@@ -63,7 +64,9 @@ class Records:
         """The likeliest tokens after some rows: [n], [n], [n, k], [n, k]."""
         rows = slots * self.positions + positions
         self._ids.index_copy_(0, rows, ids.to("cpu", torch.int32))
-        self._logprobs.index_copy_(0, rows, logprobs.to("cpu", torch.float16))
+        # What is as good as impossible stays a number: a shard holds finite ones alone.
+        bounded = logprobs.clamp(LEAST, 0.0)
+        self._logprobs.index_copy_(0, rows, bounded.to("cpu", torch.float16))
 
     def move(self, source: int, goal: int, rows: int) -> None:
         """Give a slot the first `rows` rows of another."""

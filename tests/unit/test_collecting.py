@@ -14,6 +14,7 @@ from target_daemon.collecting import loading
 from target_daemon.collecting.choosing import Chooser
 from target_daemon.collecting.forwards import OneByOne, Together
 from target_daemon.collecting.likeliest import likeliest
+from target_daemon.collecting.records import Records
 from target_daemon.dense.abreast import GROUP
 from target_daemon.sequences import resolved
 
@@ -210,6 +211,18 @@ def test_the_likeliest_tokens_are_those_of_a_whole_sort(vocab):
     best = logits.log_softmax(-1).topk(5)
     assert torch.equal(ids, best.indices)
     torch.testing.assert_close(logprobs, best.values)
+
+
+def test_what_is_impossible_or_rounded_above_certain_is_noted_as_a_finite_number():
+    records = Records(
+        slots=1, positions=4, likeliest=3, taps=(), hidden_size=1, device=torch.device("cpu")
+    )
+    noted = torch.tensor([[3e-7, -90_000.0, -torch.inf]])
+    zero = torch.tensor([0])
+    records.note(zero, zero, torch.tensor([[5, 6, 7]]), noted)
+    ids, logprobs = records.top(0, 1, 2)
+    assert ids[0].tolist() == [5, 6, 7]
+    assert logprobs[0].tolist() == [0.0, -65504.0, -65504.0]
 
 
 def test_slots_are_as_many_as_fit_unless_a_number_is_asked_for(model, monkeypatch):

@@ -75,6 +75,7 @@ def test_numbers_are_those_of_whole_shards(tmp_path):
     [
         ({"starts": np.array([0, 8, 6, 27])}, "ascend"),
         ({"starts": np.array([0, 8, 17, 26])}, "ascend"),
+        ({"starts": np.array([0, (1 << 63) - 1, -(1 << 63) + 9, 27])}, "ascend"),
         ({"starts": np.array([0, 8, 17])}, "lists of"),
         ({"prompts": np.array([2, 0, 4], np.int32)}, "prompt"),
         ({"prompts": np.array([8, 3, 4], np.int32)}, "prompt"),
@@ -82,6 +83,9 @@ def test_numbers_are_those_of_whole_shards(tmp_path):
         ({"held_out": np.array([0, 2, 0], np.uint8)}, "can be"),
         ({"ids": np.array([0, -1, 2])}, "can be"),
         ({"temperatures": np.array([0, np.nan, 1], np.float32)}, "finite"),
+        ({"top_logprobs": np.full((27, 3), -np.inf, np.float16)}, "finite"),
+        ({"top_logprobs": np.full((27, 3), np.nan, np.float16)}, "finite"),
+        ({"top_logprobs": np.full((27, 3), 0.5, np.float16)}, "above 0"),
         ({"tokens": np.full(27, 97, np.int32)}, "outside 0..96"),
         ({"tokens": np.zeros(27, np.int64)}, "tensor tokens is I64"),
         ({"top_ids": np.zeros((27, 2), np.int32)}, "beside 27"),
@@ -91,6 +95,12 @@ def test_a_shard_that_contradicts_itself_is_refused(tmp_path, changes, told):
     _written(tmp_path, **changes)
     with pytest.raises(CheckpointError, match=told):
         read_shard(tmp_path, 0, vocab=97)
+
+
+@pytest.mark.parametrize("value", [-65504.0, -0.0, 6e-8])
+def test_the_least_log_probability_and_one_that_was_rounded_are_sound(tmp_path, value):
+    _written(tmp_path, top_logprobs=np.full((27, 3), value, np.float16))
+    assert float(read_shard(tmp_path, 0).top_logprobs[0, 0]) == np.float16(value)
 
 
 def test_a_damaged_or_foreign_file_is_refused(tmp_path, monkeypatch):
