@@ -72,6 +72,12 @@ def resolve_model(
     raise ModelNotFound(_not_found(name))
 
 
+def unambiguous(name: str) -> str:
+    """`name`, or the absolute path that it stands for: the same from wherever it is said."""
+    path = None if name in WHEEL_MODELS else existing(name)
+    return name if path is None else str(path.absolute())
+
+
 def existing(name: str) -> Path | None:
     """The folder or file of that name, if there is one that can be looked at."""
     try:

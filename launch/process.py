@@ -85,10 +85,12 @@ class Child(Closing):
         *,
         deadlines: Deadlines,
         environment: Mapping[str, str] | None = None,
+        inherited: Sequence[int] = (),
     ) -> None:
         self._command = tuple(command)
         self._deadlines = deadlines
         self._environment = dict(environment or {})
+        self._inherited = tuple(inherited)  # descriptors
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._status = LineReader(MAX_LINE_BYTES)
@@ -112,6 +114,7 @@ class Child(Closing):
                 bufsize=0,
                 env=_child_environment(self._environment),
                 process_group=0,
+                pass_fds=self._inherited,
             )
         except OSError as error:
             raise Unavailable(f"cannot start {self._command[0]}: {error.strerror}") from error

@@ -41,6 +41,8 @@ DATA_FOLDER: Final = "work/data"  # in the folder that is being made
 STEPS_FILE: Final = "train.jsonl"
 CURVE_FILE: Final = "curve.png"
 ANSWER: Final = "answer"  # the `Report.stage` of a collecting process that is loaded
+LEAST_ANSWER: Final = 2  # tokens: a block's first row and one that it predicts
+SEQUENCES: Final = 8  # of a step, which ranks divide among them
 MAX_LINE: Final = 16 << 20  # bytes of one message
 # The file at which the ranks that `launch` starts find each other; without it, as torchrun says.
 MEETING_VARIABLE: Final = "DFLASHD_MEETING"
@@ -159,7 +161,7 @@ class TrainConfig(FrozenConfig, frozen=True, kw_only=True):
     block_size: Positive = 8
     steps: Count = 0  # 0: until `hours` have been used
     hours: float = 0.0
-    sequences: Positive = 8  # a step
+    sequences: Positive = SEQUENCES  # a step
     anchors: Positive = 16  # a sequence
     gamma: float = 4.0  # slots are weighted exp(-(k - 1) / gamma)
     rate: float = 1e-3  # AdamW's, with a warm-up and a cosine to a tenth

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from protocol.checkpoints.shards import Shard, map_features, read_shard, shard_numbers
 from protocol.closing import Closing
 from protocol.errors import ConfigError
+from protocol.training import LEAST_ANSWER
 
 Array = npt.NDArray[Any]
 CACHED_SHARDS: Final = 12  # more than are shuffled among each other
-LEAST_ANSWER: Final = 2  # tokens: a block's first row and one that it predicts
 # Makes the features of a shard whose file is missing; see `draft_daemon.training.features`.
 Make = Callable[[int, Shard], Array]
 

@@ -28,14 +28,15 @@ def train(
     """Make the draft; returns the exit status, and raises the error of what cannot be."""
     options = TrainOptions(**arguments, said=said)  # type: ignore[arg-type]  # click checked them
     check_devices({"--device": options.device})
-    with opened(options.out, resume=options.resume) as before:
-        options = options.completed(before)
+    with opened(options.out, resume=options.resume) as folder:
+        options = options.completed(folder.before)
         with progress_for(quiet=quiet or not sys.stderr.isatty()) as progress:
             home = default_home(os.environ)
             model = resolve_model(options.model, home=home, progress=progress)
         with Interrupts() as interrupts, stages_for(quiet=quiet) as stages:
+            watch = Watch(interrupts, stages, held=(folder.lock,))
             try:
-                made = make(options, model, before, Watch(interrupts, stages))
+                made = make(options, model, folder.before, watch)
             except Stopped as stopped:
                 stages.close()
                 _say_how_to_go_on(options.out, stopped.lost)

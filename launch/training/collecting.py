@@ -66,7 +66,11 @@ class Collecting:
         Whatever it answered in full is on the disk afterwards, also where Stopped is raised.
         """
         worker: Worker[Said] = Worker(
-            "collecting", line, CollectLine, deadlines=self._watch.deadlines
+            "collecting",
+            line,
+            CollectLine,
+            deadlines=self._watch.deadlines,
+            inherited=self._watch.held,
         )
         try:
             with worker:

@@ -2,12 +2,12 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from protocol.training import DATA_FOLDER
+from protocol.training import DATA_FOLDER, LEAST_ANSWER
 
 STEPS: Final = 16  # requests of one talk, at most: `Ask.id` is its number times this, and a step
 
@@ -28,6 +28,8 @@ class Found:
     tasks: Counter[str] = field(default_factory=Counter)  # sequences
     task_tokens: Counter[str] = field(default_factory=Counter)
     held_out: Counter[str] = field(default_factory=Counter)
+    trainable: int = 0  # sequences with an answer that is long enough
+    walkable: int = 0  # those that are held out, and greedy
     tokens: int = 0
     answer_tokens: int = 0
     sampled: int = 0
@@ -38,16 +40,19 @@ class Found:
         return sum(self.tasks.values())
 
 
-def find(folder: Path, repeat_of: Any) -> Found:
+def find(folder: Path, repeat_of: Any, check: Callable[[], None] | None = None) -> Found:
     """Read every shard below `folder`; CheckpointError where one is damaged.
 
-    `repeat_of` says of a talk's number which time over the prompts it belongs to.
+    `repeat_of` says of a talk's number which time over the prompts it belongs to; `check` is called
+    before each shard, and may raise.
     """
     from protocol.checkpoints.shards import read_shard, shard_numbers  # noqa: PLC0415 - numpy
 
     found = Found()
     data = folder / DATA_FOLDER
     for number in shard_numbers(data):
+        if check is not None:
+            check()
         shard = read_shard(data, number)
         found.shards += 1
         found.tokens += len(shard.tokens)
@@ -61,8 +66,12 @@ def find(folder: Path, repeat_of: Any) -> Found:
             found.tasks[task] += 1
             found.task_tokens[task] += rows.stop - rows.start
             found.answer_tokens += rows.stop - rows.start - prompt
-            found.sampled += bool(shard.temperatures[at] > 0)
-            if shard.held_out[at]:
+            is_sampled, is_held = bool(shard.temperatures[at] > 0), bool(shard.held_out[at])
+            found.sampled += is_sampled
+            if rows.stop - rows.start - prompt >= LEAST_ANSWER:
+                found.trainable += not is_held
+                found.walkable += is_held and not is_sampled
+            if is_held:
                 found.held_out[task] += 1
                 found.unseen.add(digest(ids, 0))
     return found

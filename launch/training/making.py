@@ -16,7 +16,14 @@ from launch.training.facts import mask_id, parse_taps
 from launch.training.found import Found, find
 from launch.training.harvest import FIRST_HELD_OUT, Harvest
 from launch.training.history import read_history
-from launch.training.options import Files, TrainOptions, data_plan, read_files, train_plan
+from launch.training.options import (
+    NO_FILES,
+    Files,
+    TrainOptions,
+    data_plan,
+    read_files,
+    train_plan,
+)
 from launch.training.overlap import Overlap
 from launch.training.plan import Composed, Plan
 from launch.training.room import check_disk, check_memory, feature_budget, feature_bytes
@@ -24,12 +31,20 @@ from launch.training.sources import FileSource, OwnSource, Source
 from launch.training.speech import Speech
 from launch.training.tasks import TASKS
 from launch.training.watch import Watch
-from protocol.checkpoints.identity import identify
+from protocol.checkpoints.identity import identify, weights_digest
 from protocol.checkpoints.target_config import ModelConfig, read_model_config
 from protocol.config import FrozenConfig
 from protocol.errors import ConfigError, UsageError
 from protocol.memory import available
-from protocol.training import DATA_FOLDER, STEPS_FILE, CollectConfig, TrainConfig, Trained
+from protocol.training import (
+    DATA_FOLDER,
+    LEAST_ANSWER,
+    SEQUENCES,
+    STEPS_FILE,
+    CollectConfig,
+    TrainConfig,
+    Trained,
+)
 
 COLLECT_CONFIG: Final = "work/collect.json"
 TRAIN_CONFIG: Final = "work/train.json"
@@ -82,7 +97,7 @@ def make(options: TrainOptions, model: LocalModel, before: Plan | None, watch: W
     job = _prepare(options, model, before)
     if not job.plan.training_began:
         _collect(job, watch)
-    found = find(job.out, _source(job).repeat)
+    found = find(job.out, _source(job).repeat, watch.check)
     watch.stages.note(collected_line(found))
     trained = None if options.data_only else _train(job, found, watch)
     return _described(job, found, trained)
@@ -99,21 +114,31 @@ def collected_line(found: Found) -> str:
 
 
 def _prepare(options: TrainOptions, model: LocalModel, before: Plan | None) -> _Job:
-    files = read_files(options)
+    began = before is not None and before.training_began
+    files = read_files(options, began=began)
     config = read_model_config(model.path)
     tokenizer, template = load_text_side(model.path)
     taps = parse_taps(options.taps, config.num_layers)
     identity = identify(model.path)
     target = hashlib.sha256(f"{identity.config} {identity.tokenizer}".encode()).hexdigest()
     data = data_plan(options, target, taps, config.max_positions, files)
+    data = msgspec.structs.replace(
+        data,
+        weights=weights_digest(model.path),
+        template=hashlib.sha256((template.source if template else "").encode()).hexdigest(),
+    )
     train = train_plan(options, mask_id(model.path, tokenizer, config.vocab_size))
-    began = before is not None and before.training_began
     if before is not None:
+        if files is NO_FILES:
+            old = before.data
+            data = msgspec.structs.replace(data, prompts=old.prompts, exclude=old.exclude)
         plan.check_same(options.out, before, data, train)
     if began and options.data_only:
         raise UsageError("--data-only: training has begun there, and its data are complete")
     if began:
         _check_steps(options)
+    if options.ranks > SEQUENCES:
+        raise UsageError(f"--ranks {options.ranks}: a step has {SEQUENCES} sequences to divide")
     if not options.data_only:
         _check_extra()
     now = Plan(data=data, train=train, training_began=began)
@@ -150,7 +175,8 @@ def _source(job: _Job) -> Source:
 def _collect(job: _Job, watch: Watch) -> None:
     """Collect what is missing."""
     source, options = _source(job), job.options
-    found, composed = find(job.out, source.repeat), plan.read_composed(job.out)
+    found = find(job.out, source.repeat, watch.check)
+    composed = plan.read_composed(job.out)
     texts = [turn for file in job.files.exclude for one in file.prompts for turn in one.turns]
     harvest = Harvest(
         source,
@@ -194,23 +220,27 @@ def _collect_config(job: _Job, feature_bytes: int) -> Path:
 
 def _check_data(found: Found) -> None:
     """Raise ConfigError where there is nothing to train on, or nothing to walk."""
-    held = found.held_out.total()
-    if not held or held == found.sequences:
+    if not found.trainable or not found.walkable:
         raise ConfigError(
-            f"{found.sequences} sequences of data, {held} of them held out: too few to train and "
-            "to validate; say more --hours, --tokens or --prompts"
+            f"{found.trainable} sequences to train on and {found.walkable} greedy ones held out, "
+            f"of {found.sequences}, with an answer of at least {LEAST_ANSWER} tokens: too few; "
+            "say more --hours, --tokens or --prompts"
         )
 
 
 def _train(job: _Job, found: Found, watch: Watch) -> Trained:
     _check_data(found)
-    begun = msgspec.structs.replace(job.plan, training_began=True)
-    plan.write_part(job.out, plan.PLAN, begun)
+
+    def accepted() -> None:
+        begun = msgspec.structs.replace(job.plan, training_began=True)
+        plan.write_part(job.out, plan.PLAN, begun)
+
     line = teaching.command(_written(job.out, TRAIN_CONFIG, _train_config(job)))
     meeting = (job.out / MEETING).absolute()
     plan.remove(meeting)  # of ranks that were killed
     try:
-        return teaching.teach(line, teaching.places(job.options.ranks, meeting), watch)
+        places = teaching.places(job.options.ranks, meeting)
+        return teaching.teach(line, places, watch, accepted)
     finally:
         plan.remove(meeting)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from launch.models import unambiguous
 from launch.training.collecting import Goal
 from launch.training.plan import DataPlan, Plan, TrainPlan
 from launch.training.prompt_files import PromptFile, read_prompts
@@ -108,7 +109,7 @@ def data_plan(
 ) -> DataPlan:
     """What the data are made of."""
     return DataPlan(
-        model=options.model,
+        model=unambiguous(options.model),
         target=target,
         taps=tuple(taps),
         seed=options.seed,
@@ -143,8 +144,16 @@ class Files:
     exclude: tuple[PromptFile, ...]
 
 
-def read_files(options: TrainOptions) -> Files:
-    """Raises UsageError for one that cannot be read."""
+NO_FILES: Final = Files((), ())
+
+
+def read_files(options: TrainOptions, *, began: bool) -> Files:
+    """Raises UsageError for one that cannot be read.
+
+    NO_FILES where training `began` and none is named: what they hold has been asked.
+    """
+    if began and not options.said & {"prompts", "exclude"}:
+        return NO_FILES
     return Files(
         tuple(read_prompts(path) for path in options.prompts),
         tuple(read_prompts(path) for path in options.exclude),

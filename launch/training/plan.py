@@ -1,7 +1,8 @@
 """What a folder that is being made was begun with, so that `--resume` goes on with the same."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from launch.store import make_folder, storage_error
 from launch.whole_file import write_whole
 from protocol.config import DType, FrozenConfig, read_config
 from protocol.errors import ConfigError, TemporaryFailure, UsageError
-from protocol.file_locks import taken
+from protocol.file_locks import held
 from protocol.training import DATA_FOLDER
 
 WORK: Final = "work"
@@ -25,6 +26,8 @@ class DataPlan(FrozenConfig, frozen=True, kw_only=True):
 
     model: str  # as it was named
     target: str  # digests of its config and tokenizer
+    weights: str | None = None  # digest; None: not known
+    template: str | None = None  # digest of its chat template; None: not known
     taps: tuple[int, ...]
     seed: int
     max_positions: int
@@ -66,6 +69,8 @@ class Composed(FrozenConfig, frozen=True, kw_only=True):
 # Field -> the option that sets it, for sentences.
 _OPTIONS: Final[Mapping[str, str]] = {
     "target": "--model",
+    "weights": "the weights of --model",
+    "template": "the chat template of --model",
     "taps": "--taps",
     "seed": "--seed",
     "max_positions": "the longest sequence",
@@ -85,7 +90,7 @@ def differing(before: FrozenConfig, now: FrozenConfig) -> list[str]:
     found = []
     for name, option in _OPTIONS.items():
         old, new = getattr(before, name, None), getattr(now, name, None)
-        if old != new:
+        if old != new and old is not None:
             found.append(f"{option} ({_shown(old)}, now {_shown(new)})")
     return found
 
@@ -137,9 +142,17 @@ def remove(path: Path) -> None:
         raise storage_error(path, error) from error
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A folder that is this process's, and its children's for as long as they inherit `lock`."""
+
+    before: Plan | None  # what was begun there
+    lock: int
+
+
 @contextmanager
-def opened(folder: Path, *, resume: bool) -> Iterator[Plan | None]:
-    """Make the folder or open one that was begun, for this process alone.
+def opened(folder: Path, *, resume: bool) -> Iterator[Opened]:
+    """Make the folder or open one that was begun, for this process and its children alone.
 
     Raises UsageError where it holds something else, or was begun and `resume` is not said.
     """
@@ -155,10 +168,16 @@ def opened(folder: Path, *, resume: bool) -> Iterator[Plan | None]:
     if begun is None and resume:
         raise UsageError(f"--resume: nothing was begun in {folder}")
     make_folder(folder / DATA_FOLDER)
-    with taken(folder / LOCK, create=True) as ours:
-        if not ours:
-            raise TemporaryFailure(f"another `dflashd train` works in {folder}")
-        yield begun
+    with ExitStack() as stack:
+        try:
+            lock = stack.enter_context(held(folder / LOCK, create=True))
+        except OSError as error:
+            raise storage_error(folder / LOCK, error) from error
+        if lock is None:
+            raise TemporaryFailure(
+                f"another `dflashd train` works in {folder}, or still ends there"
+            )
+        yield Opened(begun, lock)
 
 
 def has_data(folder: Path) -> bool:

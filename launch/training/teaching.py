@@ -1,6 +1,6 @@
 """The second stage: a child, or several that meet in a file, trains and validates."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -37,17 +37,27 @@ def places(ranks: int, meeting: Path) -> list[Mapping[str, str]]:
     return [{"RANK": str(rank), "LOCAL_RANK": str(rank), **shared} for rank in range(ranks)]
 
 
-def teach(line: Sequence[str], environments: Sequence[Mapping[str, str]], watch: Watch) -> Trained:
+def teach(
+    line: Sequence[str],
+    environments: Sequence[Mapping[str, str]],
+    watch: Watch,
+    accepted: Callable[[], None],
+) -> Trained:
     """Run a child in each environment, to the end of the first, which alone reports.
 
-    Raises what is wrong with any of them, or Stopped.
+    `accepted` is called once, when it has taken the data. Raises what is wrong with any of them,
+    or Stopped.
     """
+    is_loading = True
     trained: Trained | None = None
     shown = ""
     with _team(line, environments, watch) as (first, *others):
         while not first.has_ended:
             watch.check()
             for said in _said(first, others, watch):
+                if is_loading and not _loads(said):
+                    is_loading = False
+                    accepted()
                 match said:
                     case Report():
                         if shown not in (said.stage, STEPPING):
@@ -79,6 +89,7 @@ def _team(
                 deadlines=watch.deadlines,
                 environment=each,
                 reports=not team,
+                inherited=watch.held,
             )
             team.append(stack.enter_context(worker))
         try:
@@ -86,6 +97,11 @@ def _team(
         finally:
             for worker in team:  # all before the first is waited for: they end at the same step
                 worker.terminate()
+
+
+def _loads(said: Said) -> bool:
+    """Whether its data may still be refused."""
+    return isinstance(said, Report) and said.stage == "load" and said.done < said.total
 
 
 def _said(first: Worker[Said], others: Sequence[Worker[Said]], watch: Watch) -> list[Said]:

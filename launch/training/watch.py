@@ -24,6 +24,7 @@ class Watch:
     interrupts: Interrupts
     stages: Stages
     deadlines: Deadlines = field(default_factory=Deadlines)
+    held: tuple[int, ...] = ()  # locks that the child holds too, so that it outlives none of them
 
     def check(self) -> None:
         """Raise Stopped when a signal came."""

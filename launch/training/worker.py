@@ -35,9 +35,10 @@ class Worker(Child, Generic[Line]):
         deadlines: Deadlines,
         environment: Mapping[str, str] | None = None,
         reports: bool = True,
+        inherited: Sequence[int] = (),
     ) -> None:
         patient = msgspec.structs.replace(deadlines, terminate=deadlines.training_end)
-        super().__init__(command, deadlines=patient, environment=environment)
+        super().__init__(command, deadlines=patient, environment=environment, inherited=inherited)
         self._name = name
         self._silence = deadlines.training_silence if reports else math.inf
         self._decoder = msgspec.json.Decoder(kind)

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,17 +21,27 @@ from support.learnable import write_learnable_target
 from support.tiny_text import edit_json, write_speaking_pair, write_tokenizer
 from support.train_child import COMMAND, SEQUENCES
 
+from launch.chat_template import TOKENIZER_CONFIG
 from launch.commands import training
 from launch.interrupts import Interrupts
+from launch.process import Child
 from launch.training import collecting, teaching
 from launch.training.bars import Stages
 from launch.training.found import STEPS, find
-from launch.training.plan import COMPOSED, LOCK, PLAN
+from launch.training.plan import COMPOSED, LOCK, PLAN, opened
 from launch.training.watch import Watch
+from protocol.checkpoints.identity import weights_digest
 from protocol.config import Deadlines
-from protocol.errors import DaemonDied
-from protocol.file_locks import taken
-from protocol.training import DATA_FOLDER, MEETING_VARIABLE, CollectConfig, Report, TrainConfig
+from protocol.errors import CheckpointError, DaemonDied, DaemonError, TemporaryFailure
+from protocol.file_locks import held, taken
+from protocol.training import (
+    DATA_FOLDER,
+    MEETING_VARIABLE,
+    CollectConfig,
+    Report,
+    TrainConfig,
+    Trained,
+)
 
 pytestmark = pytest.mark.process
 ENOUGH = ("--tokens", "2000", "--steps", "2", "--feature-cache", "0")
@@ -173,7 +184,7 @@ def test_what_goes_wrong_in_the_training_child_is_one_sentence(
 
 def test_a_child_that_says_nothing_for_long_is_ended(dflashd, target, out, monkeypatch):
     short = msgspec.structs.replace(Deadlines(), training_silence=1.0)
-    monkeypatch.setattr(training, "Watch", lambda *those: Watch(*those, short))
+    monkeypatch.setattr(training, "Watch", lambda *those, **named: Watch(*those, short, **named))
     failed = dflashd("--model", target, "--out", out, *ENOUGH, "--quiet", manner="silence")
     assert failed.code == 75
     assert "said nothing for 1 s" in failed.err
@@ -273,7 +284,7 @@ def test_too_little_data_are_named(dflashd, target, out, tmp_path):
     file.write_text("Only this one\n")
     failed = dflashd("--model", target, "--out", out, "--prompts", file, "--steps", "1")
     assert failed.code == 78
-    assert "1 sequences of data, 1 of them held out" in failed.err
+    assert "0 sequences to train on and 1 greedy ones held out, of 1, with" in failed.err
 
 
 @pytest.mark.parametrize(
@@ -291,6 +302,7 @@ def test_too_little_data_are_named(dflashd, target, out, tmp_path):
         (("--feature-cache", "900000TB"), 75, "MB are needed: 0.0 MB for"),
         (("--device", "gpu"), 2, "is none of cpu"),
         (("--ranks", "0"), 2, "--ranks"),
+        (("--ranks", "9"), 2, "--ranks 9: a step has 8 sequences"),
         (("--steps", "0"), 2, "--steps"),
     ],
 )
@@ -394,7 +406,90 @@ def test_what_is_wrong_with_any_rank_ends_all_of_them(tmp_path):
     told = msgspec.json.encode(Report(stage="load", done=1, total=1)).decode()
     line = (sys.executable, "-I", "-c", say.format(told=told))
     with Interrupts() as interrupts, pytest.raises(DaemonDied, match="ZeroDivisionError"):
-        teaching.teach(line, teaching.places(3, tmp_path / "m"), Watch(interrupts, Stages()))
+        teaching.teach(line, teaching.places(3, tmp_path / "m"), Watch(interrupts, Stages()), print)
+
+
+def test_a_child_inherits_the_lock_and_its_first_word_after_loading_is_noticed(tmp_path):
+    told = [Report(stage="load", done=done, total=1) for done in (0, 1)]
+    told.append(Trained(steps=1, seconds=1.0, tokens=1, passes=1.0))
+    text = "".join(msgspec.json.encode(line).decode() + "\n" for line in told)
+    called = []
+    with held(tmp_path / "lock", create=True) as lock, Interrupts() as interrupts:
+        words = f"import os; os.fstat({lock}); print({text!r})"
+        line, watch = (sys.executable, "-I", "-c", words), Watch(interrupts, Stages(), held=(lock,))
+        assert teaching.teach(line, [{}], watch, lambda: called.append(1)) == told[-1]
+    assert called == [1]
+
+
+def test_a_folder_belongs_to_a_child_that_outlives_the_command(out):
+    child = (sys.executable, "-I", "-c", "input()")
+    with ExitStack() as stack:
+        with opened(out, resume=False) as folder:
+            stack.enter_context(Child(child, deadlines=Deadlines(), inherited=(folder.lock,)))
+        with pytest.raises(TemporaryFailure, match="or still ends there"):
+            stack.enter_context(opened(out, resume=False))
+    with opened(out, resume=False):
+        pass
+
+
+def test_a_lock_that_cannot_be_made_is_no_lock_of_another(out):
+    (out / LOCK).mkdir(parents=True)
+    with pytest.raises(DaemonError, match=r"cannot write .*: Is a directory"), ExitStack() as stack:
+        stack.enter_context(opened(out, resume=False))
+
+
+def test_data_that_training_refuses_can_be_added_to(dflashd, target, out):
+    failed = dflashd("--model", target, "--out", out, *ENOUGH, taught="unfit")
+    assert (failed.code, "these data will not do" in failed.err) == (78, True)
+    before = the_data(out).tokens
+    more = dflashd("--out", out, "--resume", "--data-only", "--tokens", before + 500)
+    assert more.code == 0, more.err
+    assert the_data(out).tokens >= before + 500
+
+
+def test_resume_with_other_weights_or_another_template_is_refused(dflashd, begun, target, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(target, other)
+    weights = (other / "model.safetensors").read_bytes()
+    (other / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    refused = dflashd("--out", begun, "--resume", "--model", other)
+    assert (refused.code, "the weights of --model (" in refused.err) == (2, True)
+    (other / "model.safetensors").write_bytes(weights)
+    assert dflashd("--out", begun, "--resume", "--model", other).code == 0
+    text = json.loads((other / TOKENIZER_CONFIG).read_text())["chat_template"]
+    edit_json(other / TOKENIZER_CONFIG, chat_template=text + "{# another #}")
+    refused = dflashd("--out", begun, "--resume", "--model", other)
+    assert (refused.code, "the chat template of --model (" in refused.err) == (2, True)
+
+
+def test_samples_of_large_weights_tell_one_training_from_another(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(bytes(6 << 20))
+    before = weights_digest(tmp_path)
+    assert weights_digest(tmp_path) == before
+    (tmp_path / "model.safetensors").write_bytes(bytes(5 << 20) + b"1" * (1 << 20))
+    assert weights_digest(tmp_path) != before
+    (tmp_path / "model.safetensors").write_bytes(bytes((6 << 20) + 1))
+    assert weights_digest(tmp_path) != before
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone"}}')
+    with pytest.raises(CheckpointError, match=r"cannot read .*gone: No such file"):
+        weights_digest(tmp_path)
+
+
+def test_resume_goes_on_from_any_folder_and_without_the_files_of_prompts(
+    dflashd, target, out, tmp_path, monkeypatch
+):
+    file = tmp_path / "p.txt"
+    file.write_text("".join(f"Say number {number} aloud\n" for number in range(30)))
+    monkeypatch.chdir(target.parent)
+    done = dflashd("--model", f"./{target.name}", "--out", out, *ENOUGH, "--prompts", file)
+    assert done.code == 0, done.err
+    monkeypatch.chdir(tmp_path)
+    file.unlink()
+    done = dflashd("--out", out, "--resume")
+    assert done.code == 0, done.err
+    assert "the files p.txt" in (out / "README.md").read_text()
+    assert dflashd("--out", out, "--resume", "--prompts", file).code == 2
 
 
 def test_ids_of_requests_say_their_talk(dflashd, begun):

@@ -137,8 +137,8 @@ class Listening(Stages):
     def __init__(self):
         self.found = set()
 
-    def update(self, stage, done, total, detail=""):
-        if stage == "train":
+    def report(self, told):
+        if told.stage == "train":
             own = os.getpid()
             for child in Path(f"/proc/{own}/task/{own}/children").read_text().split():
                 self.found |= addresses(Path("/proc", child))
@@ -152,7 +152,8 @@ def test_two_ranks_have_the_loss_and_the_weights_of_one(fresh, tmp_path, monkeyp
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     places, stages = teaching.places(2, tmp_path / "meeting"), Listening()
     with Interrupts() as interrupts:
-        told = teaching.teach(teaching.command(file), places, Watch(interrupts, stages))
+        watch = Watch(interrupts, stages)
+        told = teaching.teach(teaching.command(file), places, watch, lambda: None)
     assert told.steps == 4
     assert stages.found == {LOOPBACK}  # no other host can speak to the ranks
     assert not (tmp_path / "meeting").exists()

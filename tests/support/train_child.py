@@ -103,6 +103,9 @@ def collect(manner, config):
 
 def train(manner, config):
     folder = Path(config.folder)
+    say(Report(stage="load", done=0, total=1))
+    misbehave("loading" if manner == "unfit" else "")
+    say(Report(stage="load", done=1, total=1))
     held = {"task": 1.5}
     with (folder / STEPS_FILE).open("a") as file:
         for step in (1, 2):
@@ -135,6 +138,9 @@ def misbehave(manner):
         case "problem":
             say(Problem(code="insufficient_memory", detail="12 MB are needed, 3 MB are there"))
             sys.exit(75)
+        case "loading":
+            say(Problem(code="config", detail="these data will not do"))
+            sys.exit(78)
         case "nonsense":
             print('{"type":"Answered","id":-4}', flush=True)
             signal.pause()
