@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from launch.store import storage_error
+from protocol.storage_errors import storage_error
 
 if TYPE_CHECKING:
     from protocol.checkpoints.gguf import GGUFModel

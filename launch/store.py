@@ -5,7 +5,6 @@ while a lock is held. What an interrupted run left under a hidden name is swept 
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -20,12 +19,10 @@ from typing import Any, Final
 from launch.whole_file import sync_folder
 from protocol.errors import (
     CheckpointError,
-    DaemonError,
-    PermissionRefused,
     TemporaryFailure,
-    Unavailable,
 )
 from protocol.file_locks import lock
+from protocol.storage_errors import storage_error
 
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = 1
@@ -64,16 +61,6 @@ def locked(home: Path, name: str, waiting: Callable[[str], None]) -> Iterator[No
         file.flush()
         _sweep(folder, name)
         yield
-
-
-def storage_error(path: Path, error: OSError) -> DaemonError:
-    """The typed error for a failure to write `path`."""
-    sentence = f"cannot write {path}: {error.strerror or error}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return TemporaryFailure(sentence)
-    if isinstance(error, (PermissionError, FileExistsError, NotADirectoryError)):
-        return PermissionRefused(sentence)
-    return Unavailable(sentence)
 
 
 def make_folder(folder: Path) -> None:

@@ -54,6 +54,7 @@ class Deadlines(FrozenConfig, frozen=True, kw_only=True):
     client: Timeout = 5.0  # of a supervisor that a command asks what it can say at once
     farewell: Timeout = 1.0  # of clients that are to read their last word when it ends
     training_silence: Timeout = 900.0  # of a process of `dflashd train`
+    training_ranks: Timeout = 86400.0  # one rank for another, which validates or makes features
     training_end: Timeout = 60.0  # of one that was asked to end, and writes what it has
 
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from protocol.checkpoints.shards import Shard, map_features, read_shard, shard_numbers
 from protocol.closing import Closing
-from protocol.errors import ConfigError
-from protocol.training import LEAST_ANSWER
+from protocol.errors import CheckpointError, ConfigError
+from protocol.training import FEATURES, LEAST_ANSWER
 
 Array = npt.NDArray[Any]
 CACHED_SHARDS: Final = 12  # more than are shuffled among each other
@@ -57,8 +57,20 @@ class Facts:
 class Corpus(Closing):
     """All shards of a folder; closing drops what is mapped of them."""
 
-    def __init__(self, folder: Path, taps: Sequence[int], vocab: int, make: Make | None) -> None:
-        """Reads every shard once. Raises CheckpointError, and ConfigError for too little data."""
+    def __init__(
+        self,
+        folder: Path,
+        taps: Sequence[int],
+        vocab: int,
+        make: Make | None,
+        *,
+        width: int | None = None,
+    ) -> None:
+        """Reads every shard once. Raises CheckpointError, and ConfigError for too little data.
+
+        `width`: of a row of features; other ones are refused.
+        """
+        self._width = width
         self._folder, self._taps, self._vocab, self._make = folder, tuple(taps), vocab, make
         self._shards: OrderedDict[int, Shard] = OrderedDict()
         self._features: OrderedDict[int, Array] = OrderedDict()
@@ -118,6 +130,11 @@ class Corpus(Closing):
                     f"shard {number} has no features, and no config says how to make them"
                 )
             found = self._make(number, shard)
+        if self._width not in (None, found.shape[1]):
+            raise CheckpointError(
+                f"{self._folder / FEATURES.format(number)}: rows are {found.shape[1]} wide, and "
+                f"the target's {self._width}"
+            )
         self._features[number] = found
         while len(self._features) > CACHED_SHARDS:
             self._features.popitem(last=False)

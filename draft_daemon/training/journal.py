@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from draft_daemon.training.files import whole
 from protocol.errors import CheckpointError
+from protocol.storage_errors import storage_error
 from protocol.training import Count, Validated
 
 log = logging.getLogger(__name__)
@@ -32,11 +33,16 @@ class Journal:
     """Appends lines; each is there when `write` has returned."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
+        self._path, self._file = path, path.open("ab", buffering=0)
 
     def write(self, line: Line) -> None:
-        """Append one line."""
-        self._file.write(msgspec.json.encode(line) + b"\n")
+        """Append one line; a disk that refuses is a typed error."""
+        left = memoryview(msgspec.json.encode(line) + b"\n")
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            raise storage_error(self._path, error) from error
 
     def close(self) -> None:
         self._file.close()

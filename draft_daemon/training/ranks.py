@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from protocol.config import Deadlines
 from protocol.errors import ConfigError
 from protocol.gpu import is_gpu
 from protocol.training import MEETING_VARIABLE
@@ -77,6 +79,8 @@ def joined(device: str, environment: Mapping[str, str]) -> Iterator[Ranks]:
         store=meeting,  # None: at the address that the environment says
         rank=int(rank),
         world_size=int(world),
+        # One that died is noticed at once; the others wait for as long as one is at work.
+        timeout=timedelta(seconds=Deadlines().training_ranks),
     )
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size())

@@ -1,16 +1,19 @@
 """From a config to a run: everything is read and checked here, before the first step."""
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from draft_daemon.training import journal
 from draft_daemon.training.batches import Goals
 from draft_daemon.training.curve import check_library
 from draft_daemon.training.data import Corpus
+from draft_daemon.training.export import is_whole
 from draft_daemon.training.features import Maker
 from draft_daemon.training.memory_plan import plan
 from draft_daemon.training.network import Network
@@ -27,6 +30,8 @@ from protocol.ending import EndingSignals
 from protocol.errors import ConfigError
 from protocol.training import DATA_FOLDER, STEPS_FILE, Report, TrainConfig, Trained, TrainLine
 from protocol.transports.devices import open_device
+
+log = logging.getLogger(__name__)
 
 
 def run(
@@ -51,7 +56,8 @@ def run(
         make = None
         if config.collect:
             make = stack.enter_context(Maker(config, ranks.rank, endings, say)).make
-        corpus = stack.enter_context(Corpus(data, config.taps, facts.vocab_size, make))
+        corpus = Corpus(data, config.taps, facts.vocab_size, make, width=facts.feature_width)
+        stack.enter_context(corpus)
         parts = _parts(config, raw, facts, corpus, device.torch)
         endings.check()
         return _trainer(config, facts, parts, (ranks, endings, say)).run()
@@ -69,6 +75,9 @@ def _trainer(
     state = read_state(Path(config.folder), parts.origin, shapes)
     counts = Counts() if state is None else state.counts
     _begin(config, facts, parts, state)
+    if counts.best >= 0 and not is_whole(Path(config.folder), parts.raw, shapes.keys()):
+        log.warning("the draft in %s is lost or damaged: the next one is the best", config.folder)
+        counts = msgspec.structs.replace(counts, best=-1.0, validated=counts.step - 1)
     if ranks.leads:
         journal.cut(Path(config.folder) / STEPS_FILE, counts.step, counts.validated)
     say(Report(stage="load", done=1, total=1))

@@ -199,6 +199,8 @@ class Trainer:
             self._journal.write(found)
             draw(self._folder / CURVE_FILE, read_journal(self._folder / STEPS_FILE))
         self._say(found)
+        if best:  # what a state says of the draft beside it stays true, whenever a kill comes
+            self._save()
 
     def _places(self) -> list[Place]:
         """The same ones at every validation, spread over all that are held out."""

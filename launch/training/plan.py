@@ -1,5 +1,7 @@
 """What a folder that is being made was begun with, so that `--resume` goes on with the same."""
 
+import re
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -8,17 +10,20 @@ from typing import Any, Final
 
 import msgspec
 
-from launch.store import make_folder, storage_error
+from launch.store import make_folder
 from launch.whole_file import write_whole
 from protocol.config import DType, FrozenConfig, read_config
 from protocol.errors import ConfigError, TemporaryFailure, UsageError
 from protocol.file_locks import held
+from protocol.storage_errors import storage_error
 from protocol.training import DATA_FOLDER
 
 WORK: Final = "work"
 PLAN: Final = "work/plan.json"
 COMPOSED: Final = "work/composed.json"
 LOCK: Final = "work/.lock"
+# As `launch.whole_file`, the training process and safetensors call what is not whole yet.
+HALF: Final = re.compile(r"\.[\w-]+\.(json|jsonl|md|png|safetensors)\.[0-9a-f]+|\.tmp\w{6}")
 
 
 class DataPlan(FrozenConfig, frozen=True, kw_only=True):
@@ -177,12 +182,23 @@ def opened(folder: Path, *, resume: bool) -> Iterator[Opened]:
             raise TemporaryFailure(
                 f"another `dflashd train` works in {folder}, or still ends there"
             )
+        clear_remains(folder)
         yield Opened(begun, lock)
 
 
 def has_data(folder: Path) -> bool:
     """Whether any data lie there."""
     return any((folder / DATA_FOLDER).glob("*.safetensors"))
+
+
+def clear_remains(folder: Path) -> None:
+    """Remove what kills left: files that were never put into place, folders of features."""
+    for place in (folder, folder / WORK):
+        for path in place.glob(".*"):
+            if HALF.fullmatch(path.name) and path.is_file():
+                path.unlink(missing_ok=True)
+    for path in (folder / WORK).glob("features-*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _holds_others(folder: Path) -> bool:

@@ -11,9 +11,16 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from launch.log_tail import LineReader
-from launch.process import Child, Event
+from launch.process import MAX_SHOWN_LOG, Child, Event
 from protocol.config import Deadlines
-from protocol.errors import DaemonDied, DeadlineExceeded, ProtocolError, from_wire
+from protocol.errors import (
+    DaemonDied,
+    DaemonError,
+    DeadlineExceeded,
+    InternalError,
+    ProtocolError,
+    from_wire,
+)
 from protocol.training import MAX_LINE, Problem
 
 Line = TypeVar("Line")
@@ -76,11 +83,18 @@ class Worker(Child, Generic[Line]):
         while self._received:
             line = self._received.popleft()
             if isinstance(line, Problem):
-                raise from_wire(line.code, line.detail)
+                raise self._reported(line)
             lines.append(line)
         if not lines:
             self.check()
         return lines
+
+    def _reported(self, problem: Problem) -> DaemonError:
+        """Its error; a defect's sentence says nothing without the log, which came before it."""
+        error = from_wire(problem.code, problem.detail)
+        if not isinstance(error, InternalError):
+            return error
+        return InternalError(f"{error}: {self.close().log[-MAX_SHOWN_LOG:]}")
 
     def _wait(self, seconds: float, others: Sequence[int]) -> None:
         poller = select.poll()

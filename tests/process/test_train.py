@@ -152,6 +152,7 @@ def test_ctrl_c_ends_the_children_and_says_how_to_go_on(dflashd, target, out):
     ("manner", "code", "sentence"),
     [
         ("problem", 75, "12 MB are needed, 3 MB are there"),
+        ("defect", 70, "it failed; the daemon's log says why: KeyError: 'lost'"),
         ("nonsense", 70, "said what is no message"),
         ("leave", 70, "ended before there was enough"),
         ("refuse", 78, "were refused, the last: no room"),
@@ -171,6 +172,7 @@ def test_what_goes_wrong_in_the_collecting_child_is_one_sentence(
     [
         ("die", 70, "the training process was ended by SIGKILL: about to die"),
         ("problem", 75, "12 MB are needed"),
+        ("defect", 70, "log says why: KeyError: 'lost'"),
         ("leave", 70, "without a word about its result"),
     ],
 )
@@ -254,6 +256,22 @@ def test_a_folder_in_use_is_left_alone(dflashd, begun):
         assert ours
         refused = dflashd("--out", begun, "--resume")
     assert (refused.code, "another `dflashd train` works in" in refused.err) == (75, True)
+
+
+def test_what_kills_left_is_removed_and_nothing_else(dflashd, begun):
+    halves = [
+        ".model.safetensors.317",
+        ".train.jsonl.26618",
+        ".tmp5KQ7cu",
+        "work/.plan.json.0a1b2c3d",
+    ]
+    others = [".model.safetensors.orig", ".gitignore", "work/.notes.12"]
+    for name in (*halves, *others):
+        (begun / name).write_text("half")
+    (begun / "work/features-1").mkdir()
+    assert dflashd("--out", begun, "--resume").code == 0
+    assert not any((begun / name).exists() for name in (*halves, "work/features-1"))
+    assert all((begun / name).exists() for name in (*others, DATA_FOLDER))
 
 
 def test_prompts_of_files_are_asked_as_they_are_and_excluded_ones_not(

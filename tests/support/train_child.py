@@ -141,6 +141,11 @@ def misbehave(manner):
         case "loading":
             say(Problem(code="config", detail="these data will not do"))
             sys.exit(78)
+        case "defect":
+            sys.stderr.write("KeyError: 'lost'\n")
+            sys.stderr.flush()
+            say(Problem(code="internal", detail="it failed; the daemon's log says why"))
+            sys.exit(70)
         case "nonsense":
             print('{"type":"Answered","id":-4}', flush=True)
             signal.pause()

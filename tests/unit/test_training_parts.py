@@ -1,6 +1,8 @@
 """The parts of a training run: data and order, schedule, rows of the head, lines, files."""
 
 import os
+import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from support.shards import kept, write_made_shard
 from draft_daemon.training import curve, journal
 from draft_daemon.training.batches import Goals
 from draft_daemon.training.data import CACHED_SHARDS, Corpus, Place
-from draft_daemon.training.files import whole
+from draft_daemon.training.files import whole, write_tensors
 from draft_daemon.training.journal import Stepped
 from draft_daemon.training.lines import Lines
 from draft_daemon.training.optimiser import Average
@@ -18,8 +20,9 @@ from draft_daemon.training.order import Order, Pick
 from draft_daemon.training.ranks import Ranks, device_of, joined
 from draft_daemon.training.schedule import schedule_of
 from draft_daemon.training.walk import Figures
+from protocol.config import Deadlines
 from protocol.ending import Ended
-from protocol.errors import CheckpointError, ConfigError
+from protocol.errors import CheckpointError, ConfigError, TemporaryFailure, Unavailable
 from protocol.training import Report, TrainConfig, Validated
 
 VOCAB, TAPS = 97, (0, 2)
@@ -221,6 +224,17 @@ def test_one_process_is_alone_and_a_strange_world_is_refused(monkeypatch):
     assert (device_of("cpu"), device_of("cuda:0")) == ("cpu", "cuda:3")
 
 
+def test_ranks_wait_for_one_that_is_at_work_longer_than_for_one_that_is_silent(monkeypatch):
+    told = {}
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda _, **by: told.update(by))
+    monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: None)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    with joined("cpu", {"WORLD_SIZE": "2", "RANK": "1"}) as ranks:
+        assert ranks == Ranks(1, 2)
+    assert told["timeout"].total_seconds() > Deadlines().training_silence
+
+
 def stepped(step):
     return Stepped(step=step, loss=1.0, rate=0.1, accuracy=(0.5,), tokens=3, seconds=1.0)
 
@@ -282,6 +296,30 @@ def test_a_file_that_is_not_finished_leaves_the_old_one(tmp_path):
         interrupted()
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_disk_that_refuses_is_a_typed_error_with_the_path(tmp_path):
+    path, limits = tmp_path / "state.safetensors", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(Unavailable, match=r"cannot write .*/state.safetensors: .*too large"):
+            write_tensors(path, {"a": torch.zeros(4000)}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not os.listdir(tmp_path)
+    book = journal.Journal(Path("/dev/full"))
+    with pytest.raises(TemporaryFailure, match="cannot write /dev/full: No space left"):
+        book.write(stepped(0))
+    book.close()
+
+
+def test_features_of_another_width_are_refused(corpus, tmp_path):
+    assert corpus.text(Place(0, 0)).features.shape[1] == 16
+    with (
+        Corpus(tmp_path, TAPS, VOCAB, None, width=24) as other,
+        pytest.raises(CheckpointError, match="rows are 16 wide, and the target's 24"),
+    ):
+        other.text(Place(0, 0))
 
 
 def test_lines_wait_for_a_slow_reader_and_do_not_mind_one_that_is_gone():

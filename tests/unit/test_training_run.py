@@ -134,6 +134,36 @@ def test_a_run_that_was_killed_goes_on_from_its_last_state(fresh, tmp_path):
     same_run(tmp_path / "whole", tmp_path / "killed")
 
 
+def test_after_a_kill_the_state_knows_of_the_draft_that_lies_there(fresh, tmp_path):
+    config, out = fresh(), tmp_path / "out"
+
+    def killed(line):
+        if isinstance(line, Report) and line.stage == "train":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, say=killed)
+    with safe_open(out / STATE, framework="pt") as source:
+        counts = json.loads(source.metadata()["state"])["counts"]
+    walked = [line for line in read_journal(out / STEPS_FILE) if isinstance(line, Validated)]
+    best = [line for line in walked if line.best][-1]
+    assert (counts["best"], counts["validated"]) == (best.mean_acceptance_length, best.step)
+
+
+def test_a_draft_that_is_lost_is_written_again_from_the_state(fresh, tmp_path):
+    config, out = fresh(validate_every=SHORT), tmp_path / "out"
+    train(config)
+    for name, left in (("model.safetensors", 0), ("model.safetensors", 100), ("config.json", 0)):
+        whole = (out / name).read_bytes()
+        (out / name).write_bytes(whole[:left])
+        _, lines = train(config)
+        assert (out / name).read_bytes() == whole
+        (told,) = [line for line in lines if isinstance(line, Validated)]
+        assert (told.step, told.best) == (SHORT, True)
+    lines = read_journal(out / STEPS_FILE)
+    assert [line.step for line in lines if isinstance(line, Validated)] == [0, SHORT]
+
+
 def test_a_run_says_how_far_it_is_and_when_it_is_over_is_not_run_again(fresh, tmp_path):
     config = fresh(validate_every=100)
     first, lines = train(config)
