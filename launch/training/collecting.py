@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -11,7 +12,7 @@ from launch.training.harvest import Harvest
 from launch.training.pace import Pace
 from launch.training.watch import Stopped, Watch
 from launch.training.worker import Worker
-from protocol.errors import DaemonDied
+from protocol.errors import DaemonDied, DaemonError
 from protocol.training import ANSWER, Answered, CollectLine, Report, Written
 
 MODULE: Final = "target_daemon.collecting"
@@ -77,6 +78,8 @@ class Collecting:
                 self._ask(worker)
                 self._finish(worker)
         except Stopped as stopped:
+            with suppress(DaemonError):  # of its end, which was asked for
+                self._take(worker.poll(0.0))  # what it said while it ended
             stopped.lost = self._under_way
             raise
         finally:

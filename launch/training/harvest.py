@@ -29,6 +29,7 @@ WRITTEN_TEMPERATURE: Final = 0.9  # of a user's turn
 SOURCE_TEMPERATURE: Final = 0.7  # of a text that others are asked about
 WRITTEN_TOP_P: Final = 0.95  # of both
 MOST_IN_VAIN: Final = 1000
+MOST_CHARACTERS: Final = 32  # a token of a prompt, on average: no text has so many
 REASONS: Final = ("duplicate", "excluded", "held out", "unusable", "too long")  # "held out": again
 
 
@@ -73,6 +74,7 @@ class Harvest:
         self._over = begun.talks | {number for each in self.dropped.values() for number in each}
         self._next = 0
         self._in_vain = 0  # talks in a row that ended without use
+        self._refusals = 0  # requests in a row that the child refused
         self._going: dict[int, _Going] = {}
         self._ready: deque[Ask] = deque()
         self._used_up = False
@@ -126,6 +128,7 @@ class Harvest:
         if message.finish_reason == "refused":
             self._refused(going, message.detail)
             return
+        self._refusals = 0
         if going.wanted.is_kept and not self._is_hidden(going):
             self.tokens += len(going.prompt) + len(message.tokens)
             self._answers += len(message.tokens)
@@ -134,7 +137,8 @@ class Harvest:
         self._advance(going, self._speech.text(message.tokens, going.prompt))
 
     def _refused(self, going: _Going, detail: str) -> None:
-        if self._in_vain >= MOST_IN_VAIN - 1:
+        self._refusals, self._in_vain = self._refusals + 1, 0
+        if self._refusals >= MOST_IN_VAIN:
             raise ConfigError(f"{MOST_IN_VAIN} requests in a row were refused, the last: {detail}")
         self._end(going, "unusable")
 
@@ -167,6 +171,9 @@ class Harvest:
 
     def _prepare(self, going: _Going, wanted: Wanted) -> str:
         """Queue the request, or say why it cannot be used."""
+        characters = sum(len(message["content"]) for message in wanted.messages)
+        if characters > MOST_CHARACTERS * self._positions:  # which would take long to count
+            return "too long"
         try:
             if wanted.opening is None:
                 going.prompt = self._speech.question(wanted.messages)
@@ -227,7 +234,7 @@ class Harvest:
         self._in_vain = self._in_vain + 1 if reason else 0
         if reason:
             self.dropped[reason].append(going.number)
-        if self._in_vain >= MOST_IN_VAIN:
+        if self._in_vain >= MOST_IN_VAIN and not self._source.ends:
             raise ConfigError(
                 f"the last {self._in_vain} conversations ended without use, this one as {reason}: "
                 "this target writes no prompts that it can be asked; name some with --prompts"

@@ -187,13 +187,16 @@ def _collect(job: _Job, watch: Watch) -> None:
         found=found,
         dropped=composed.dropped,
     )
-    if options.goal.is_reached(found.tokens, composed.seconds) or harvest.is_over:
-        return
 
     def saved(seconds: float) -> None:
         record = Composed(dropped=harvest.dropped, seconds=seconds)
         plan.write_part(job.out, plan.COMPOSED, record)
 
+    if options.goal.is_reached(found.tokens, composed.seconds):
+        return
+    if harvest.is_over:  # by what was dropped, which is known then
+        saved(composed.seconds)
+        return
     budget = feature_budget(options.feature_cache, job.out / DATA_FOLDER)
     missing = max(0, options.goal.tokens - found.tokens)
     numbers = len(job.plan.data.taps) * job.config.hidden_size

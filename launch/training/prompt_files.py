@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,7 @@ MAX_FILE_BYTES: Final = 1 << 30
 MAX_TURNS: Final = 6
 UNNAMED: Final = "prompts"  # the task of a prompt that names none
 MAX_TASK_CHARS: Final = 64
+HALF: Final = re.compile("[\ud800-\udfff]")  # of a surrogate pair
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,21 +36,33 @@ class PromptFile(msgspec.Struct, frozen=True, kw_only=True):
 def read_prompts(path: Path) -> PromptFile:
     """Read ``turns``, ``messages`` or ``prompt`` (and ``task``) of JSON lines, or plain lines.
 
+    Lines end at line feeds alone: the other ends of lines that Unicode has may stand in JSON texts.
     Raises UsageError with file and line where something cannot be used.
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path} has more than {MAX_FILE_BYTES} bytes")
         raw = path.read_bytes()
-        lines = raw.decode().splitlines()
+        text = raw.decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text, at byte {error.start}") from error
+    lines = text.split("\n")
+    first = text.lstrip().split("\n", 1)[0]
+    if first.startswith("[") and (_is_array(first) or _is_array(text)):
+        raise UsageError(f"{path} holds JSON arrays; a JSON object a line is expected")
     prompts = tuple(_prompts(path, lines))
     if not prompts:
         raise UsageError(f"{path} holds no prompt")
     return PromptFile(prompts=prompts, digest=hashlib.sha256(raw).hexdigest())
+
+
+def _is_array(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), list)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _prompts(path: Path, lines: Sequence[str]) -> Iterator[Prompt]:
@@ -74,10 +88,14 @@ def _prompt(where: str, line: str) -> Prompt:
         raise UsageError(
             f"{where}: `turns` (texts of the user), `messages` or `prompt` with text is expected"
         )
+    system = _system(where, value)
+    if any(HALF.search(text) for text in (*turns, system)):
+        raise UsageError(f"{where}: half of a surrogate pair is no text")
     task = value.get("task", UNNAMED)
-    if not isinstance(task, str) or not 0 < len(task) <= MAX_TASK_CHARS:
-        raise UsageError(f"{where}: `task` must be a text of at most {MAX_TASK_CHARS} characters")
-    return Prompt(turns=tuple(turns[:MAX_TURNS]), system=_system(where, value), task=task)
+    is_name = isinstance(task, str) and task.isprintable()
+    if not is_name or not 0 < len(task) <= MAX_TASK_CHARS:
+        raise UsageError(f"{where}: `task` must be at most {MAX_TASK_CHARS} printable characters")
+    return Prompt(turns=tuple(turns[:MAX_TURNS]), system=system, task=task)
 
 
 def _system(where: str, value: dict[str, Any]) -> str:

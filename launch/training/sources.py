@@ -25,6 +25,11 @@ class Source(Protocol):
         """How a talk is answered; None: as it decides itself."""
         ...
 
+    @property
+    def ends(self) -> bool:
+        """Whether there are no more at some time."""
+        ...
+
 
 class OwnSource:
     """Talks that the target has with itself; each run of `cycle` talks has all tasks by weight."""
@@ -48,6 +53,10 @@ class OwnSource:
         del number
         return None
 
+    @property
+    def ends(self) -> bool:
+        return False
+
 
 class FileSource:
     """Prompts as they stand, in their order: all answered greedily, then all again sampled."""
@@ -68,6 +77,10 @@ class FileSource:
 
     def greedy(self, number: int) -> bool | None:
         return self.repeat(number) == 0
+
+    @property
+    def ends(self) -> bool:
+        return True
 
 
 def _chance(seed: int, number: int) -> random.Random:

@@ -11,6 +11,7 @@ from launch.tokenizer import load_text_side
 from launch.training.found import STEPS, Found, digest
 from launch.training.harvest import (
     HELD_OUT_EVERY,
+    MOST_CHARACTERS,
     MOST_HELD_OUT,
     MOST_IN_VAIN,
     SOURCE_TASK,
@@ -401,6 +402,16 @@ def test_a_target_that_writes_nothing_of_use_is_given_up(bare):
         run(collected, MOST_IN_VAIN + 50, reply=lambda _: "")
 
 
+def test_prompts_of_files_may_be_useless_one_after_the_other(speech):
+    useless = [Prompt(turns=("again",))] * (MOST_IN_VAIN + 100)
+    long = [Prompt(turns=("x" * (2048 * MOST_CHARACTERS + number),)) for number in range(3)]
+    collected = harvest(speech, FileSource([*useless, *long, Prompt(turns=("last",))], 1))
+    asked = texts(speech, run(collected, 9))
+    assert sum("last" in text for text in asked) == 4
+    assert collected.is_over
+    assert len(collected.dropped["too long"]) == 4 * len(long)
+
+
 def test_requests_that_are_refused_one_after_the_other_are_an_error_with_the_reason(bare):
     collected = harvest(bare)
 
@@ -476,6 +487,10 @@ def test_prompt_files_hold_json_lines_or_plain_lines(tmp_path):
         (("d",), "prompts"),
     ]
     assert [one.system for one in found] == ["", "", "s"]
+    file.write_bytes("\ufeff".encode() + b'{"prompt": "e"}\r\n{"prompt": "f\xe2\x80\xa8\xc2\x85g"}')
+    assert [one.turns for one in read_prompts(file).prompts] == [("e",), ("f\u2028\x85g",)]
+    file.write_text("[1 What?\r\n[Why?] ")
+    assert [one.turns for one in read_prompts(file).prompts] == [("[1 What?",), ("[Why?]",)]
     file.write_text("What?\n\n Why? \n")
     assert [one.turns for one in read_prompts(file).prompts] == [("What?",), ("Why?",)]
 
@@ -489,6 +504,11 @@ def test_prompt_files_hold_json_lines_or_plain_lines(tmp_path):
         (b'{"prompt": "x"}\n{', "line 2: no JSON"),
         (b'{"messages": [{"role": "system", "content": "x"}]}', "line 1: `turns`"),
         (b'{"prompt": "x", "task": 3}', "line 1: `task`"),
+        (b'{"prompt": "x"}\n{"prompt": "x", "task": "\\ud800"}', "line 2: `task`"),
+        (b'{"prompt": "x", "task": "a\\nb"}', "line 1: `task`"),
+        (b'{"prompt": "x\\udfff"}', "line 1: half of a surrogate pair"),
+        (b'[\n{"prompt": "x"}\n]', "JSON arrays"),
+        (b'["x"]\n["y"]', "JSON arrays"),
         (b"{}", "line 1: `turns`"),
         (b"\n\n", "holds no prompt"),
         (b"\xff\xfe", "not UTF-8"),
