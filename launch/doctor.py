@@ -42,6 +42,7 @@ PACKAGES: Final[dict[str, bool]] = {
     "transformers": False,
     "cupy-cuda12x": False,
     "cupy-cuda13x": False,
+    "matplotlib": False,
 }
 CPU_FLAGS: Final = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16")
 THREAD_VARIABLES: Final = (

@@ -29,5 +29,6 @@ class Watch:
     def check(self) -> None:
         """Raise Stopped when a signal came."""
         if self.interrupts.number is not None:
+            self.stages.note("stopping: what is complete is written")
             raise Stopped(self.interrupts.number)
         self.interrupts.on_ready()

@@ -18,7 +18,9 @@ def check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise ModelNotFound(f"{folder} is no folder")
     if not (folder / CONFIG).is_file():
-        raise CheckpointError(f"{folder} holds no {CONFIG}: not a model folder")
+        snapshots = sorted(folder.glob("snapshots/*/"))  # of a cache of the hub's client
+        hint = f"; {snapshots[-1]} may be meant" if snapshots else ""
+        raise CheckpointError(f"{folder} holds no {CONFIG}: not a model folder{hint}")
     read_json(folder / CONFIG)
     for name in weight_files(folder):
         path = folder / name

@@ -137,6 +137,7 @@ def test_a_killed_collecting_says_why_and_goes_on_without_asking_again(dflashd, 
 def test_ctrl_c_ends_the_children_and_says_how_to_go_on(dflashd, target, out):
     stopped = dflashd("--model", target, "--out", out, *ENOUGH, manner="interrupt")
     assert stopped.code == 130
+    assert "\nstopping: " in stopped.err
     line = f"`dflashd train --out {out} --resume` goes on"
     assert f"{line}; lost: 4 answers under way (30 tokens)\n" in stopped.err
     assert the_data(out).sequences == SEQUENCES

@@ -92,7 +92,8 @@ def test_a_name_that_two_distributions_claim_is_a_problem(monkeypatch):
 
 
 def test_a_missing_package_is_a_problem_and_an_extra_is_not(monkeypatch):
-    versions = {**dict.fromkeys(doctor.PACKAGES, "1.0"), "torch": None, "transformers": None}
+    absent = dict.fromkeys(("torch", "transformers", "matplotlib"))
+    versions = {**dict.fromkeys(doctor.PACKAGES, "1.0"), **absent}
     monkeypatch.setattr(doctor, "_version", versions.get)
     assert doctor.quick()["problems"] == ["the package torch is not installed"]
 

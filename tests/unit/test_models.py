@@ -281,6 +281,13 @@ def test_huge_or_unreadable_json_is_refused(tmp_path):
         check_folder(folder)
 
 
+def test_the_folder_of_a_cache_names_the_snapshot_that_may_be_meant(tmp_path):
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshots/4f2c").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"no config\.json.*/snapshots/4f2c may be meant"):
+        check_folder(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
