@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -24,6 +24,7 @@ COMPOSED: Final = "work/composed.json"
 LOCK: Final = "work/.lock"
 # As `launch.whole_file`, the training process and safetensors call what is not whole yet.
 HALF: Final = re.compile(r"\.[\w-]+\.(json|jsonl|md|png|safetensors)\.[0-9a-f]+|\.tmp\w{6}")
+MAX_SHOWN: Final = 200  # characters of a value in a sentence
 
 
 class DataPlan(FrozenConfig, frozen=True, kw_only=True):
@@ -89,6 +90,13 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "tokens": "--tokens",
 }
 
+# Digests -> what they are of.
+_DIGESTS: Final[Mapping[str, str]] = {
+    "target": "model",
+    "prompts": "prompt_files",
+    "exclude": "exclude_files",
+}
+
 
 def differing(before: FrozenConfig, now: FrozenConfig) -> list[str]:
     """The options in which the two differ, with both values."""
@@ -96,7 +104,7 @@ def differing(before: FrozenConfig, now: FrozenConfig) -> list[str]:
     for name, option in _OPTIONS.items():
         old, new = getattr(before, name, None), getattr(now, name, None)
         if old != new and old is not None:
-            found.append(f"{option} ({_shown(old)}, now {_shown(new)})")
+            found.append(f"{option} ({_shown(before, name)}, now {_shown(now, name)})")
     return found
 
 
@@ -208,7 +216,12 @@ def _holds_others(folder: Path) -> bool:
         raise ConfigError(f"cannot read {folder}: {error.strerror}") from error
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ",".join(str(one)[:12] for one in value) or "none"
-    return str(value)[:24]
+def _shown(plan: FrozenConfig, name: str) -> str:
+    """A value for a sentence; of a digest the beginning, behind the name of what it is of."""
+    value = getattr(plan, name)
+    values = tuple(map(str, value if isinstance(value, tuple) else (value,)))
+    if name in _DIGESTS:
+        named = getattr(plan, _DIGESTS[name])
+        names = named if isinstance(named, tuple) else (named,)
+        values = tuple(f"{of} {digest[:12]}" for of, digest in zip(names, values, strict=False))
+    return ",".join(values)[:MAX_SHOWN] or "none"

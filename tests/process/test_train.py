@@ -237,11 +237,11 @@ def test_resume_with_another_target_or_other_prompts_is_refused(
     other, _ = write_speaking_pair(tmp_path_factory.mktemp("other"))
     edit_json(other / "config.json", rms_norm_eps=1e-3)
     refused = dflashd("--out", begun, "--resume", "--model", other)
-    assert (refused.code, "--model (" in refused.err) == (2, True)
+    assert (refused.code, f", now {other} " in refused.err) == (2, True)
     file = tmp_path / "p.txt"
     file.write_text("What?\n")
     refused = dflashd("--out", begun, "--resume", "--prompts", file)
-    assert (refused.code, "--prompts (none, now " in refused.err) == (2, True)
+    assert (refused.code, f"--prompts (none, now {file} " in refused.err) == (2, True)
 
 
 def test_no_data_are_added_once_training_has_begun(dflashd, begun):
