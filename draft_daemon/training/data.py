@@ -32,8 +32,13 @@ class Text:
     prompt: int  # tokens
     top_ids: Array  # [n, k] int32: likeliest next tokens behind each position
     top_logprobs: Array  # [n, k] float16; a row of zeros says nothing
-    features: Array  # [n, taps * hidden], bits of bfloat16
+    mapped: Callable[[], Array]  # what `features` are taken from
     task: str
+
+    @property
+    def features(self) -> Array:
+        """Rows [n, taps * hidden], bits of bfloat16; they may have to be made for it."""
+        return self.mapped()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,10 @@ class Corpus(Closing):
         return found
 
     def text(self, place: Place) -> Text:
-        """One sequence; CheckpointError where its features are missing and cannot be made."""
+        """One sequence; its features are looked for when they are asked for.
+
+        They raise ConfigError where they are missing and cannot be made.
+        """
         shard = self.shard(place.shard)
         rows = shard.rows(place.sequence)
         return Text(
@@ -116,7 +124,7 @@ class Corpus(Closing):
             int(shard.prompts[place.sequence]),
             shard.top_ids[rows],
             shard.top_logprobs[rows],
-            self._of(place.shard, shard)[rows],
+            lambda: self._of(place.shard, shard)[rows],
             shard.task(place.sequence),
         )
 

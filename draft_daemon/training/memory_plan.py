@@ -5,6 +5,7 @@ from typing import Final
 
 from draft_daemon.models.dflash import DFlash
 from draft_daemon.training.loss import CHUNK_ELEMENTS
+from draft_daemon.training.walk import GROUP
 from protocol.checkpoints.draft_facts import DraftCheckpointConfig
 from protocol.memory import Line, MemoryPlan, counted
 from protocol.training import TrainConfig
@@ -29,6 +30,8 @@ def plan(config: TrainConfig, facts: DraftCheckpointConfig, ranks: int) -> Memor
     context = facts.feature_width + 4 * facts.hidden_size
     context += layers * 6 * facts.num_kv_heads * facts.head_dim
     held = config.validate_sequences * positions
+    walked = min(GROUP, config.validate_sequences or GROUP) * positions
+    width = 2 * facts.num_kv_heads * facts.head_dim
     lines = (
         _line("weights", LAYERS_REMEDY, (weights, "weights"), (COPIES, "copies")),
         _line("head", "", (facts.vocab_size, "ids"), (facts.hidden_size, "wide")),
@@ -36,6 +39,7 @@ def plan(config: TrainConfig, facts: DraftCheckpointConfig, ranks: int) -> Memor
         _line("block rows", ROWS_REMEDY, (rows, "rows"), (layers, "layers"), (kept, "kept")),
         _line("context", ROWS_REMEDY, (sequences * positions, "rows"), (context, "kept")),
         counted("held out", (held, "rows"), (facts.feature_width, "wide"), (2, "bytes")),
+        _line("walked", "", (walked, "rows"), (layers, "layers"), (width, "wide"), (2, "copies")),
     )
     fixed = sum(line.size for line in lines)
     return MemoryPlan("training", lines, positions, 1, fixed, 0)

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from protocol.config import Deadlines
 from protocol.errors import ConfigError
 from protocol.gpu import is_gpu
+from protocol.memory import Available
 from protocol.training import MEETING_VARIABLE
 
 T = TypeVar("T")
@@ -92,3 +93,12 @@ def device_of(device: str) -> str:
     """The GPU of this rank, where each has its own."""
     local = os.environ.get("LOCAL_RANK", "")
     return f"cuda:{local}" if is_gpu(device) and local.isdecimal() else device
+
+
+def share_of(free: Available, device: str, ranks: Ranks) -> Available:
+    """What each rank of this host may take of its memory; of a GPU's all, which is its own."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun says it: there may be more hosts
+    count = int(local) if local.isdecimal() and int(local) else ranks.world
+    if is_gpu(device) or count == 1:
+        return free
+    return Available(free.size // count, f"{free.source}, for each of {count} processes")

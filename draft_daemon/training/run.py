@@ -19,7 +19,7 @@ from draft_daemon.training.memory_plan import plan
 from draft_daemon.training.network import Network
 from draft_daemon.training.optimiser import Average, Optimiser
 from draft_daemon.training.order import Order
-from draft_daemon.training.ranks import Ranks, device_of
+from draft_daemon.training.ranks import Ranks, device_of, share_of
 from draft_daemon.training.schedule import schedule_of
 from draft_daemon.training.start import draft_json, first_weights, read_facts, read_lexicon
 from draft_daemon.training.state import AVERAGE, WEIGHTS, Counts, State, origin_of, read_state
@@ -49,7 +49,8 @@ def run(
     raw = draft_json(config)
     facts = read_facts(config, raw)
     device = open_device(device_of(config.device))
-    told = plan(config, facts, ranks.world).check(device.available())
+    free = share_of(device.available(), config.device, ranks)
+    told = plan(config, facts, ranks.world).check(free)
     say(Report(stage="load", done=0, total=1, detail=told))
     data = Path(config.folder) / DATA_FOLDER
     with ExitStack() as stack:

@@ -214,7 +214,7 @@ class Trainer:
         text = self._parts.corpus.text(place)
         stop = text.prompt + self._config.validate_tokens
         features = np.array(text.features[:stop])
-        return replace(text, tokens=text.tokens[:stop], features=features)
+        return replace(text, tokens=text.tokens[:stop], mapped=lambda: features)
 
     def _walked(self, done: int, total: int) -> None:
         self._endings.check()

@@ -93,10 +93,16 @@ def _group(
     """Walk some answers to their ends; yields how many are on their way, before every round."""
     device, dtype = lexicon.head.device, lexicon.head.dtype
     stops = [len(text.tokens) - 1 for text in texts]
-    features = [rows_of(text, stop, device, dtype) for text, stop in zip(texts, stops, strict=True)]
-    positions = torch.cat([torch.arange(stop, device=device) for stop in stops])
-    context = network.context(torch.cat(features), positions)
-    del features
+    # One text at a time: features are many times as wide as keys and values.
+    each = [
+        network.context(rows_of(text, stop, device, dtype), torch.arange(stop, device=device))
+        for text, stop in zip(texts, stops, strict=True)
+    ]
+    context = [
+        (torch.cat([keys for keys, _ in layer]), torch.cat([values for _, values in layer]))
+        for layer in zip(*each, strict=True)
+    ]
+    del each
     starts = [sum(stops[:index]) for index in range(len(stops))]
     walkers = [_Walker(text, at, text.prompt) for text, at in zip(texts, starts, strict=True)]
     while walkers := [walker for walker in walkers if walker.room > 1]:

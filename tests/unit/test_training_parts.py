@@ -17,12 +17,13 @@ from draft_daemon.training.journal import Stepped
 from draft_daemon.training.lines import Lines
 from draft_daemon.training.optimiser import Average
 from draft_daemon.training.order import Order, Pick
-from draft_daemon.training.ranks import Ranks, device_of, joined
+from draft_daemon.training.ranks import Ranks, device_of, joined, share_of
 from draft_daemon.training.schedule import schedule_of
 from draft_daemon.training.walk import Figures
 from protocol.config import Deadlines
 from protocol.ending import Ended
 from protocol.errors import CheckpointError, ConfigError, TemporaryFailure, Unavailable
+from protocol.memory import Available
 from protocol.training import Report, TrainConfig, Validated
 
 VOCAB, TAPS = 97, (0, 2)
@@ -147,7 +148,7 @@ def test_too_little_data_and_missing_features_are_refused(tmp_path):
     write_made_shard(tmp_path, 0, [kept(1), kept(2, held_out=True)])
     corpus = Corpus(tmp_path, TAPS, VOCAB, None)
     with pytest.raises(ConfigError, match="shard 0 has no features, and no config"):
-        corpus.text(Place(0, 0))
+        assert corpus.text(Place(0, 0)).features is None
 
 
 def test_sampled_answers_are_not_walked_and_short_ones_not_used(tmp_path):
@@ -171,9 +172,36 @@ def test_missing_features_are_made_and_old_shards_are_forgotten(tmp_path):
         write_made_shard(tmp_path, number, [kept(number), kept(number + 100, held_out=True)])
     corpus = Corpus(tmp_path, TAPS, VOCAB, make)
     for number in (*range(CACHED_SHARDS + 2), 0, CACHED_SHARDS + 1):
-        corpus.text(Place(number, 0))
+        assert corpus.text(Place(number, 0)).features.shape == (10, 16)
     assert asked == [*range(CACHED_SHARDS + 2), 0]
     assert len(corpus._shards) == CACHED_SHARDS
+
+
+def test_features_are_made_for_the_sequences_of_this_rank_alone(tmp_path):
+    asked = []
+
+    def make(number, shard):
+        asked.append(number)
+        return np.zeros((len(shard.tokens), 16), np.uint16)
+
+    for number in range(4):
+        write_made_shard(tmp_path, number, [kept(number), kept(number + 100, held_out=True)])
+    with Corpus(tmp_path, TAPS, VOCAB, make) as corpus:
+        step = Order(corpus, config_of()).step(0, whole=False)
+        assert asked == []
+        for pick in Ranks(1, 4).share(step.picks):
+            assert len(pick.text.features) == 10
+    assert len(asked) == 1
+
+
+def test_ranks_of_one_host_share_its_memory_and_each_has_its_own_gpu(monkeypatch):
+    free, ranks = Available(1200, "here"), Ranks(0, 4)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert share_of(free, "cpu", Ranks()) == free
+    assert share_of(free, "cuda:0", ranks) == free
+    assert share_of(free, "cpu", ranks) == Available(300, "here, for each of 4 processes")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert share_of(free, "cpu", ranks).size == 600
 
 
 def test_the_rate_warms_up_and_falls_to_a_tenth():
@@ -319,7 +347,7 @@ def test_features_of_another_width_are_refused(corpus, tmp_path):
         Corpus(tmp_path, TAPS, VOCAB, None, width=24) as other,
         pytest.raises(CheckpointError, match="rows are 16 wide, and the target's 24"),
     ):
-        other.text(Place(0, 0))
+        assert other.text(Place(0, 0)).features is None
 
 
 def test_lines_wait_for_a_slow_reader_and_do_not_mind_one_that_is_gone():
