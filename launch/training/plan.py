@@ -93,6 +93,8 @@ _OPTIONS: Final[Mapping[str, str]] = {
 # Digests -> what they are of.
 _DIGESTS: Final[Mapping[str, str]] = {
     "target": "model",
+    "weights": "model",
+    "template": "model",
     "prompts": "prompt_files",
     "exclude": "exclude_files",
 }
