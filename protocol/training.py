@@ -41,6 +41,8 @@ DATA_FOLDER: Final = "work/data"  # in the folder that is being made
 STEPS_FILE: Final = "train.jsonl"
 CURVE_FILE: Final = "curve.png"
 ANSWER: Final = "answer"  # the `Report.stage` of a collecting process that is loaded
+SHARD_TOKENS: Final = 1 << 15  # of a whole one
+CACHED_SHARDS: Final = 12  # whose features a rank holds: more than are shuffled together
 LEAST_ANSWER: Final = 2  # tokens: a block's first row and one that it predicts
 SEQUENCES: Final = 8  # of a step, which ranks divide among them
 MAX_LINE: Final = 16 << 20  # bytes of one message
@@ -64,7 +66,7 @@ class CollectConfig(FrozenConfig, frozen=True, kw_only=True):
     slots: Count = 0  # sequences that are answered at once; 0: as many as pay and fit
     max_positions: Positive = 1024  # of a prompt with its answer
     likeliest: Positive = 16  # k of the shards
-    shard_tokens: Positive = 1 << 15
+    shard_tokens: Positive = SHARD_TOKENS
     feature_bytes: Count = 0  # of all feature files together; later shards have none
 
 

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,9 @@ import numpy.typing as npt
 from protocol.checkpoints.shards import Shard, map_features, read_shard, shard_numbers
 from protocol.closing import Closing
 from protocol.errors import CheckpointError, ConfigError
-from protocol.training import FEATURES, LEAST_ANSWER
+from protocol.training import CACHED_SHARDS, FEATURES, LEAST_ANSWER
 
 Array = npt.NDArray[Any]
-CACHED_SHARDS: Final = 12  # more than are shuffled among each other
 # Makes the features of a shard whose file is missing; see `draft_daemon.training.features`.
 Make = Callable[[int, Shard], Array]
 

@@ -200,7 +200,7 @@ def _collect(job: _Job, watch: Watch) -> None:
     budget = feature_budget(options.feature_cache, job.out / DATA_FOLDER)
     missing = max(0, options.goal.tokens - found.tokens)
     numbers = len(job.plan.data.taps) * job.config.hidden_size
-    check_disk(job.out, missing, feature_bytes(budget, missing, numbers))
+    check_disk(job.out, missing, feature_bytes(budget, missing, numbers, options.ranks))
     line = collecting.command(_collect_config(job, budget))
     collecting.Collecting(harvest, options.goal, watch, saved, before=composed.seconds).run(line)
 

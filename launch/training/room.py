@@ -8,6 +8,7 @@ from protocol.checkpoints.folder import weight_files
 from protocol.checkpoints.target_config import ModelConfig
 from protocol.errors import InsufficientMemory, TemporaryFailure
 from protocol.memory import Available, megabytes
+from protocol.training import CACHED_SHARDS, SHARD_TOKENS
 
 LIKELIEST: Final = 16  # next tokens with their log-probabilities, in a shard
 TOKEN_BYTES: Final = 4 + LIKELIEST * (4 + 2)  # of a shard
@@ -23,12 +24,18 @@ def feature_budget(stated: int | None, folder: Path) -> int:
     return int(shutil.disk_usage(folder).free * AUTO_SHARE) if stated is None else stated
 
 
-def feature_bytes(budget: int, tokens: int, numbers: int) -> int:
-    """Of the features of `tokens` with `numbers` each that are kept, where `budget` bounds them.
+def feature_bytes(budget: int, tokens: int, numbers: int, ranks: int) -> int:
+    """On the disk, of the features of `tokens` with `numbers` each, where `budget` bounds the kept.
 
-    0 tokens: as many as time allows, so that the bound has to be there.
+    The others are made again, and lie there for as long as one of `ranks` uses them. 0
+    tokens: as many as time allows, so that the bound has to be there.
     """
-    return min(budget, tokens * numbers * FEATURE_BYTES) if tokens else budget
+    if not tokens:
+        return budget
+    row = numbers * FEATURE_BYTES
+    used = ranks * CACHED_SHARDS * SHARD_TOKENS * row
+    kept = min(budget, tokens * row)
+    return kept + min(tokens * row - kept, used)
 
 
 def check_disk(folder: Path, tokens: int, features: int) -> None:

@@ -373,7 +373,7 @@ def test_too_little_disk_is_refused_with_the_numbers(dflashd, target, out, monke
     refused = dflashd("--model", target, "--out", out, "--tokens", "1000000")
     assert refused.code == 75
     assert "has 5.0 MB free, and " in refused.err
-    assert "100.0 MB for 1,000,000 tokens, 1.2 MB for features" in refused.err
+    assert "100.0 MB for 1,000,000 tokens, 26.4 MB for features" in refused.err
 
 
 def test_without_the_extra_nothing_is_begun(dflashd, target, out, monkeypatch):

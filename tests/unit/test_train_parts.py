@@ -39,7 +39,15 @@ from protocol.errors import (
     UsageError,
 )
 from protocol.memory import Available
-from protocol.training import ANSWER, Report, TrainConfig, Trained, Validated
+from protocol.training import (
+    ANSWER,
+    CACHED_SHARDS,
+    SHARD_TOKENS,
+    Report,
+    TrainConfig,
+    Trained,
+    Validated,
+)
 
 
 @pytest.mark.parametrize(
@@ -107,9 +115,17 @@ def test_features_have_their_share_of_the_disk_unless_their_size_is_said(tmp_pat
 
 
 def test_the_feature_cache_is_a_bound_and_not_a_need():
-    assert feature_bytes(10**15, 1000, 50) == 100_000
-    assert feature_bytes(70, 1000, 50) == 70
-    assert feature_bytes(10**15, 0, 50) == 10**15  # tokens as time allows
+    assert feature_bytes(10**15, 1000, 50, 1) == 100_000
+    assert feature_bytes(70, 1 << 40, 50, 0) == 70
+    assert feature_bytes(10**15, 0, 50, 1) == 10**15  # tokens as time allows
+
+
+def test_features_that_are_made_again_take_room_while_they_are_used():
+    assert feature_bytes(70, 1000, 50, 1) == 100_000
+    many = 1 << 40
+    alone, together = (feature_bytes(70, many, 50, ranks) - 70 for ranks in (1, 3))
+    assert alone == CACHED_SHARDS * SHARD_TOKENS * 100
+    assert together == 3 * alone
 
 
 def test_memory_is_held_against_what_is_known_before_anything_is_loaded(target):

@@ -11,7 +11,7 @@ from support.shards import kept, write_made_shard
 
 from draft_daemon.training import curve, journal
 from draft_daemon.training.batches import Goals
-from draft_daemon.training.data import CACHED_SHARDS, Corpus, Place
+from draft_daemon.training.data import Corpus, Place
 from draft_daemon.training.files import whole, write_tensors
 from draft_daemon.training.journal import Stepped
 from draft_daemon.training.lines import Lines
@@ -24,7 +24,7 @@ from protocol.config import Deadlines
 from protocol.ending import Ended
 from protocol.errors import CheckpointError, ConfigError, TemporaryFailure, Unavailable
 from protocol.memory import Available
-from protocol.training import Report, TrainConfig, Validated
+from protocol.training import CACHED_SHARDS, Report, TrainConfig, Validated
 
 VOCAB, TAPS = 97, (0, 2)
 
