@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -144,6 +145,20 @@ class Listening(Stages):
                 self.found |= addresses(Path("/proc", child))
 
 
+def compare(alone, together):
+    """Every step's loss, counts and accuracy, and the weights at the end."""
+    one, two = (read_journal(folder / STEPS_FILE) for folder in (alone, together))
+    assert [line.step for line in one] == [line.step for line in two] == [0, 0, 1, 2, 3, 4]
+    for ours, theirs in zip(one[1:-1], two[1:-1], strict=True):
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-4)
+        assert ours.tokens == theirs.tokens
+        assert ours.accuracy == pytest.approx(theirs.accuracy, abs=0.02)
+    ours, theirs = (load_file(folder / STATE) for folder in (alone, together))
+    weights = [name for name in ours if name.startswith("weights.")]
+    worst = max(float((ours[name] - theirs[name]).abs().max()) for name in weights)
+    assert worst < 1e-3, worst
+
+
 def test_two_ranks_have_the_loss_and_the_weights_of_one(fresh, tmp_path, monkeypatch):
     changes = {"steps": 4, "sequences": 4, "validate_every": 100}
     alone, _ = fresh("alone", **changes)
@@ -157,16 +172,27 @@ def test_two_ranks_have_the_loss_and_the_weights_of_one(fresh, tmp_path, monkeyp
     assert told.steps == 4
     assert stages.found == {LOOPBACK}  # no other host can speak to the ranks
     assert not (tmp_path / "meeting").exists()
-    one, two = (read_journal(tmp_path / name / STEPS_FILE) for name in ("alone", "together"))
-    assert [line.step for line in one] == [line.step for line in two] == [0, 0, 1, 2, 3, 4]
-    for ours, theirs in zip(one[1:-1], two[1:-1], strict=True):
-        assert ours.loss == pytest.approx(theirs.loss, rel=1e-4)
-        assert ours.tokens == theirs.tokens
-        assert ours.accuracy == pytest.approx(theirs.accuracy, abs=0.02)
-    ours, theirs = (load_file(tmp_path / name / STATE) for name in ("alone", "together"))
-    weights = [name for name in ours if name.startswith("weights.")]
-    worst = max(float((ours[name] - theirs[name]).abs().max()) for name in weights)
-    assert worst < 1e-3, worst
+    compare(tmp_path / "alone", tmp_path / "together")
+
+
+def test_torchrun_starts_ranks_that_have_the_loss_and_the_weights_of_one(fresh, tmp_path):
+    changes = {"steps": 4, "sequences": 4, "validate_every": 100}
+    alone, _ = fresh("alone", **changes)
+    _, file = fresh("together", **changes)
+    in_process(alone)
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    torchrun = ("-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2")
+    meeting = ("--master-addr", "127.0.0.1", "--master-port", str(port))
+    subprocess.run(
+        [sys.executable, *torchrun, *meeting, "-m", "draft_daemon.training", str(file)],
+        env=ONE_THREAD | {"GLOO_SOCKET_IFNAME": teaching.LOOPBACK},
+        stdin=subprocess.DEVNULL,
+        check=True,
+        timeout=200,
+    )
+    compare(tmp_path / "alone", tmp_path / "together")
 
 
 @pytest.fixture
