@@ -20,24 +20,20 @@ def rounded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in weights.items()}
 
 
-def is_whole(folder: Path, raw: Mapping[str, Any], names: AbstractSet[str]) -> bool:
-    """Whether `folder` holds a draft as `export` leaves it, with tensors of these `names`."""
+def is_whole(folder: Path, names: AbstractSet[str]) -> bool:
+    """Whether `folder` holds a draft that can be read, with tensors of these `names`."""
     try:
         with safe_open(folder / SINGLE, framework="pt") as weights:
             there = set(weights.keys())
-        return there == names and (folder / CONFIG_FILE).read_text() == _text(raw)
-    except (OSError, SafetensorError, UnicodeDecodeError):
+        return there == names and isinstance(json.loads((folder / CONFIG_FILE).read_bytes()), dict)
+    except (OSError, SafetensorError, ValueError):  # no JSON, no text
         return False
 
 
 def export(folder: Path, raw: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
     """Write config.json, which does not change in a run, and put the weights in place at once."""
-    text = _text(raw)
+    text = json.dumps(raw, indent=2)
     config = folder / CONFIG_FILE
     if not config.is_file() or config.read_text() != text:
         write_text(config, text)
     write_tensors(folder / SINGLE, rounded(weights), {})
-
-
-def _text(raw: Mapping[str, Any]) -> str:
-    return json.dumps(raw, indent=2)

@@ -76,7 +76,7 @@ def _trainer(
     state = read_state(Path(config.folder), parts.origin, shapes)
     counts = Counts() if state is None else state.counts
     _begin(config, facts, parts, state)
-    if counts.best >= 0 and not is_whole(Path(config.folder), parts.raw, shapes.keys()):
+    if counts.best >= 0 and not is_whole(Path(config.folder), shapes.keys()):
         log.warning("the draft in %s is lost or damaged: the next one is the best", config.folder)
         counts = msgspec.structs.replace(counts, best=-1.0, validated=counts.step - 1)
     if ranks.leads:
