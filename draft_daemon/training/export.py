@@ -34,6 +34,6 @@ def export(folder: Path, raw: Mapping[str, Any], weights: Mapping[str, Tensor]) 
     """Write config.json, which does not change in a run, and put the weights in place at once."""
     text = json.dumps(raw, indent=2)
     config = folder / CONFIG_FILE
-    if not config.is_file() or config.read_text() != text:
+    if not config.is_file() or config.read_bytes() != text.encode():
         write_text(config, text)
     write_tensors(folder / SINGLE, rounded(weights), {})
