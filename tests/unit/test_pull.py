@@ -253,7 +253,10 @@ def test_a_child_that_ignores_the_request_to_end_is_killed(monkeypatch):
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 def test_a_signal_ends_a_pull_and_leaves_nothing(home, silent_pip, number, status):
-    code = "import sys; from launch.cli import main; sys.exit(main(['pull']))"
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from launch.cli import main; sys.exit(main(['pull']))"  # a shell's & has it ignored
+    )
     with subprocess.Popen(
         [sys.executable, "-I", "-c", code],
         env={**os.environ, "DFLASH_HOME": str(home)},
