@@ -12,7 +12,7 @@ from launch.models import LocalModel
 from launch.tokenizer import TextTokenizer, load_text_side
 from launch.training import collecting, plan, teaching
 from launch.training.card import CardFacts, card_text
-from launch.training.facts import mask_id, parse_taps
+from launch.training.facts import mask_id, parse_taps, read_start
 from launch.training.found import Found, find
 from launch.training.harvest import FIRST_HELD_OUT, Harvest
 from launch.training.history import read_history
@@ -118,7 +118,8 @@ def _prepare(options: TrainOptions, model: LocalModel, before: Plan | None) -> _
     files = read_files(options, began=began)
     config = read_model_config(model.path)
     tokenizer, template = load_text_side(model.path)
-    taps = parse_taps(options.taps, config.num_layers)
+    start = read_start(options.start, config, options.layers)
+    taps = parse_taps(options.taps, config.num_layers, start)
     identity = identify(model.path)
     target = hashlib.sha256(f"{identity.config} {identity.tokenizer}".encode()).hexdigest()
     data = data_plan(options, target, taps, config.max_positions, files)
@@ -127,7 +128,7 @@ def _prepare(options: TrainOptions, model: LocalModel, before: Plan | None) -> _
         weights=weights_digest(model.path),
         template=hashlib.sha256((template.source if template else "").encode()).hexdigest(),
     )
-    train = train_plan(options, mask_id(model.path, tokenizer, config.vocab_size))
+    train = train_plan(options, mask_id(model.path, tokenizer, config.vocab_size, start))
     if before is not None:
         if files is NO_FILES:
             old = before.data
@@ -142,8 +143,7 @@ def _prepare(options: TrainOptions, model: LocalModel, before: Plan | None) -> _
     if not options.data_only:
         _check_extra()
     now = Plan(data=data, train=train, training_began=began)
-    speech = Speech(tokenizer, template)
-    job = _Job(options, model, config, tokenizer, speech, files, now)
+    job = _Job(options, model, config, tokenizer, Speech(tokenizer, template), files, now)
     check_memory(model.path, config, options.layers, available())
     plan.write_part(options.out, plan.PLAN, now)
     return job

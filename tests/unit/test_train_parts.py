@@ -17,7 +17,7 @@ from launch.tokenizer import TextTokenizer, load_text_side
 from launch.training.bars import LINE_SECONDS, Bars, Lines, Stages, stages_for
 from launch.training.card import CardFacts, card_text, licence_of
 from launch.training.collecting import Collecting, Goal
-from launch.training.facts import even_taps, mask_id, parse_taps
+from launch.training.facts import even_taps, mask_id, parse_taps, read_start
 from launch.training.found import Found
 from launch.training.harvest import SOURCE_TASK, Harvest
 from launch.training.history import History, LastStep, read_history
@@ -30,10 +30,12 @@ from launch.training.sources import OwnSource
 from launch.training.speech import Speech
 from launch.training.tasks import TASKS
 from launch.training.watch import Watch
+from protocol.checkpoints.draft_config import read_draft_config
 from protocol.checkpoints.target_config import read_model_config
 from protocol.errors import (
     CheckpointError,
     ConfigError,
+    DraftMismatch,
     InsufficientMemory,
     TemporaryFailure,
     UsageError,
@@ -97,6 +99,22 @@ def test_the_mask_is_an_id_that_no_text_contains(target):
     edit_json(target / TOKENIZER_CONFIG, bos_token=None, chat_template="<s>{{ messages }}")
     with pytest.raises(ConfigError, match="every id"):
         _mask(target)
+
+
+def test_a_draft_that_is_begun_with_says_taps_and_mask(tmp_path):
+    target, draft = write_speaking_pair(tmp_path)
+    model, theirs = read_model_config(target), read_draft_config(draft)
+    layers = len(theirs.layers)
+    start = read_start(draft, model, layers)
+    assert parse_taps("auto", model.num_layers, start) == theirs.target_layer_ids
+    assert parse_taps("0", model.num_layers, start) == (0,)
+    rows = model.vocab_size
+    assert mask_id(target, TextTokenizer.load(target), rows, start) == theirs.mask_token_id
+    assert read_start(None, model, layers) is None
+    with pytest.raises(UsageError, match=f"--layers {layers + 1}: --start .* has {layers}"):
+        read_start(draft, model, layers + 1)
+    with pytest.raises(DraftMismatch, match="hidden size"):
+        read_start(draft, msgspec.structs.replace(model, hidden_size=8), layers)
 
 
 @pytest.mark.parametrize(
