@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from launch.whole_file import sync_folder
 from protocol.errors import (
     CheckpointError,
     TemporaryFailure,
 )
 from protocol.file_locks import lock
 from protocol.storage_errors import storage_error
+from protocol.storage_sync import sync_folder
 
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = 1

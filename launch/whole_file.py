@@ -5,6 +5,8 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
+from protocol.storage_sync import sync_folder
+
 
 def write_whole(path: Path, data: bytes, *, mode: int, replace: bool) -> None:
     """Write under a hidden name, sync, and put in place; without `replace`, FileExistsError.
@@ -27,12 +29,3 @@ def write_whole(path: Path, data: bytes, *, mode: int, replace: bool) -> None:
     finally:
         with suppress(FileNotFoundError):
             hidden.unlink()
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the folder's own entries on the disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -21,6 +21,7 @@ from protocol.lease import Lease
 from protocol.lifeline import Lifeline
 from protocol.right import Given, Right
 from protocol.run_directory import Member, RunDirectory, say_address
+from protocol.standard_output import keep_standard_output
 from protocol.status import LoadFailed, Loading, Status, encode_status
 
 log = logging.getLogger(__name__)
@@ -72,8 +73,7 @@ class StatusStream:
     def __init__(self) -> None:
         self._logged = False
         self._said = 0.0  # when the last step of the load was logged
-        self._fd = os.dup(1)
-        os.dup2(2, 1)
+        self._fd = keep_standard_output()
         os.set_blocking(self._fd, False)
 
     def to_log(self) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from protocol.storage_errors import storage_error
+from protocol.storage_sync import sync_folder
 
 MODE: Final = 0o644  # a checkpoint is for whoever may look into its folder
 
@@ -29,7 +30,7 @@ def whole(path: Path) -> Iterator[Path]:
         with hidden.open("rb") as file:
             os.fsync(file.fileno())
         hidden.replace(path)
-        _sync(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise storage_error(path, error) from error
     finally:
@@ -50,12 +51,3 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file."""
     with whole(path) as hidden:
         hidden.write_text(text)
-
-
-def _sync(folder: Path) -> None:
-    """Have the folder's entries on the disk as well."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

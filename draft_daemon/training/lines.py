@@ -12,13 +12,6 @@ from protocol.training import TrainLine
 PATIENCE_MS: Final = 500
 
 
-def keep_standard_output() -> "Lines":
-    """Standard output as `Lines`; from now on whatever is printed goes to standard error."""
-    fd = os.dup(1)
-    os.dup2(2, 1)
-    return Lines(fd)
-
-
 class Lines:
     """Writes whole lines, also to a parent that is slow to read them; owns `fd`."""
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from draft_daemon.training.lines import Lines, keep_standard_output
+from draft_daemon.training.lines import Lines
 from draft_daemon.training.ranks import joined
 from draft_daemon.training.run import run
 from protocol.boundary import MAX_DETAIL, typed
@@ -17,6 +17,7 @@ from protocol.core_dumps import refuse_core_dumps
 from protocol.ending import Ended, EndingSignals
 from protocol.errors import DaemonError, UsageError
 from protocol.lifeline import Lifeline
+from protocol.standard_output import keep_standard_output
 from protocol.training import Problem, TrainConfig, TrainLine
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
 
     A DaemonError becomes a `Problem` line and its class's exit code.
     """
-    lines = keep_standard_output()
+    lines = Lines(keep_standard_output())
     logging.raiseExceptions = False
     logging.basicConfig(
         level="INFO", stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from protocol.errors import CheckpointError
+from protocol.storage_sync import sync_folder
 from protocol.training import FEATURES, SHARD
 
 Array = npt.NDArray[Any]
@@ -235,16 +236,7 @@ def _write(
         beside.replace(file)
     finally:
         beside.unlink(missing_ok=True)
-    _sync(file.parent)
-
-
-def _sync(folder: Path) -> None:
-    """Have the folder's entries on the disk as well."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(file.parent)
 
 
 def _opened(file: Path) -> Any:

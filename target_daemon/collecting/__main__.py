@@ -17,11 +17,12 @@ from protocol.core_dumps import refuse_core_dumps
 from protocol.ending import Ended, EndingSignals
 from protocol.errors import DaemonError, UsageError
 from protocol.lifeline import ParentDeath
+from protocol.standard_output import keep_standard_output
 from protocol.training import CollectConfig, Problem, Report
 from target_daemon.collecting.choosing import Chooser
 from target_daemon.collecting.collector import Collector
 from target_daemon.collecting.features import make_features
-from target_daemon.collecting.lines import Asks, Out, keep_stdout
+from target_daemon.collecting.lines import Asks, Out
 from target_daemon.collecting.loading import load
 from target_daemon.collecting.shelf import Shelf
 
@@ -77,4 +78,4 @@ def _parse(arguments: Sequence[str]) -> tuple[Path, int | None]:
 
 if __name__ == "__main__":
     refuse_core_dumps()
-    sys.exit(main(sys.argv[1:], 0, keep_stdout()))
+    sys.exit(main(sys.argv[1:], 0, keep_standard_output()))

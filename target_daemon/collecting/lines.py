@@ -70,13 +70,6 @@ class Asks:
             raise ProtocolError(f"a line of more than {MAX_LINE:,} bytes")
 
 
-def keep_stdout() -> int:
-    """Standard output for lines alone: everything else that is printed goes to standard error."""
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    return kept
-
-
 class Out:
     """Where lines go, a descriptor that is not its own."""
 

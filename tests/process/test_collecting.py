@@ -7,9 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from support.collecting import ask
+from support.collecting import FULL, many_asks, sequences
 from support.collecting_process import PATIENCE, CollectingProcess
-from support.targets import prompt
 from support.tiny_target import write_tiny_target
 from support.waiting import until
 
@@ -19,8 +18,6 @@ from protocol.training import Problem, Written
 pytestmark = pytest.mark.process
 
 TAPS = (0, 2, 3)
-WIDTH = 2 * 3 * 24  # bytes of a row of features
-FULL = {"shard_tokens": 60, "feature_bytes": 1 << 20}
 
 
 @pytest.fixture(scope="module")
@@ -28,31 +25,14 @@ def model(tmp_path_factory):
     return write_tiny_target(tmp_path_factory.mktemp("model"))
 
 
-def _asks(first, count, **settings):
-    return [
-        ask(n, prompt(4 + n % 5, seed=n), most=12, ignore_eos=True, **settings)
-        for n in range(first, first + count)
-    ]
-
-
-def _kept(folder):
-    """Id -> tokens of all sequences in the shards of `folder`."""
-    found = {}
-    for number in shard_numbers(folder):
-        shard = read_shard(folder, number, vocab=97)
-        for at in range(shard.sequences):
-            found[int(shard.ids[at])] = shard.tokens[shard.rows(at)].tolist()
-    return found
-
-
 def test_a_killed_process_leaves_whole_shards(model, tmp_path):
     folder = tmp_path / "data"
     with CollectingProcess(tmp_path, model, folder, **FULL) as child:
-        child.ask(*_asks(0, 30))
+        child.ask(*many_asks(0, 30))
         child.until_written(1)
         assert child.end(signal.SIGKILL) == -signal.SIGKILL
     told = {number for line in child.of(Written) for number in line.ids}
-    assert told <= _kept(folder).keys()
+    assert told <= sequences(folder).keys()
     for number in shard_numbers(folder):
         shard = read_shard(folder, number)
         assert map_features(folder, number, shard, TAPS) is not None
@@ -61,11 +41,11 @@ def test_a_killed_process_leaves_whole_shards(model, tmp_path):
 def test_a_process_that_is_told_to_end_writes_what_is_complete(model, tmp_path):
     folder = tmp_path / "data"
     with CollectingProcess(tmp_path, model, folder) as child:
-        child.ask(*_asks(0, 4))
+        child.ask(*many_asks(0, 4))
         child.until_answered(4)
         assert shard_numbers(folder) == ()
         assert child.end(signal.SIGTERM) == 0
-    assert sorted(_kept(folder)) == [0, 1, 2, 3]
+    assert sorted(sequences(folder)) == [0, 1, 2, 3]
     assert [line.ids for line in child.of(Written)]
     assert child.of(Problem) == []
 

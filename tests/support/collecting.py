@@ -2,7 +2,9 @@
 
 import msgspec
 import torch
+from support.targets import prompt
 
+from protocol.checkpoints.shards import read_shard, shard_numbers
 from protocol.config import write_config
 from protocol.messages import Sampling
 from protocol.training import Ask, CollectConfig, CollectLine, Kept
@@ -12,6 +14,8 @@ from target_daemon.collecting.decoder import Decoder
 from target_daemon.collecting.loading import load
 
 TAPS = (0, 2, 3)
+WIDTH = 2 * 3 * 24  # bytes of a row of features
+FULL = {"shard_tokens": 60, "feature_bytes": 1 << 20}
 DEFAULTS = {"slots": 3, "max_positions": 96, "likeliest": 5, "taps": TAPS, "threads": 1}
 
 
@@ -79,4 +83,21 @@ def answer_all(decoding, asks):
         while waiting and decoding.free:
             decoding.begin(waiting.pop(0))
         found += decoding.step()
+    return found
+
+
+def many_asks(first, count, **settings):
+    return [
+        ask(n, prompt(4 + n % 5, seed=n), most=12, ignore_eos=True, **settings)
+        for n in range(first, first + count)
+    ]
+
+
+def sequences(folder):
+    """Id -> tokens of all sequences in the shards of `folder`."""
+    found = {}
+    for number in shard_numbers(folder):
+        shard = read_shard(folder, number, vocab=97)
+        for at in range(shard.sequences):
+            found[int(shard.ids[at])] = shard.tokens[shard.rows(at)].tolist()
     return found

@@ -7,7 +7,17 @@ import stat
 import numpy as np
 import pytest
 import torch
-from support.collecting import DEFAULTS, ask, encoded, of, run
+from support.collecting import (
+    DEFAULTS,
+    FULL,
+    WIDTH,
+    ask,
+    encoded,
+    many_asks,
+    of,
+    run,
+    sequences,
+)
 from support.targets import prompt
 from support.tiny_target import write_tiny_target
 
@@ -16,8 +26,6 @@ from protocol.training import MAX_LINE, Answered, Problem, Report, Written
 from target_daemon.collecting import collector
 
 TAPS = DEFAULTS["taps"]
-WIDTH = 2 * 3 * 24  # bytes of a row of features
-FULL = {"shard_tokens": 60, "feature_bytes": 1 << 20}
 
 
 @pytest.fixture(scope="module")
@@ -25,34 +33,17 @@ def model(tmp_path_factory):
     return write_tiny_target(tmp_path_factory.mktemp("model"))
 
 
-def _asks(first, count, **settings):
-    return [
-        ask(n, prompt(4 + n % 5, seed=n), most=12, ignore_eos=True, **settings)
-        for n in range(first, first + count)
-    ]
-
-
-def _kept(folder):
-    """Id -> tokens of all sequences in the shards of `folder`."""
-    found = {}
-    for number in shard_numbers(folder):
-        shard = read_shard(folder, number, vocab=97)
-        for at in range(shard.sequences):
-            found[int(shard.ids[at])] = shard.tokens[shard.rows(at)].tolist()
-    return found
-
-
 def test_everything_asked_is_answered_and_kept_and_a_restart_goes_on(model, tmp_path, monkeypatch):
     monkeypatch.setattr(collector, "REPORT_SECONDS", 0.0)
     folder = tmp_path / "data"
     others = (ask(99, prompt(4), keep=False), ask(100, []))
-    code, lines = run(tmp_path, model, folder, (*_asks(0, 7), *others), **FULL)
+    code, lines = run(tmp_path, model, folder, (*many_asks(0, 7), *others), **FULL)
     assert code == 0
     answers = {line.id: line for line in of(Answered, lines)}
     assert sorted(answers) == [*range(7), 99, 100]
     assert answers[100].finish_reason == "refused"
     assert "prompt of 0 tokens" in answers[100].detail
-    first = _kept(folder)
+    first = sequences(folder)
     assert sorted(first) == list(range(7))
     for number, tokens in first.items():
         assert tokens[4 + number % 5 :] == list(answers[number].tokens)
@@ -69,11 +60,11 @@ def test_everything_asked_is_answered_and_kept_and_a_restart_goes_on(model, tmp_
     (folder / ".shard-00009.safetensors.123").write_bytes(b"half")
     (folder / "features-00077.safetensors").write_bytes(b"of no shard")
 
-    code, lines = run(tmp_path, model, folder, _asks(7, 1), **FULL)
+    code, lines = run(tmp_path, model, folder, many_asks(7, 1), **FULL)
     assert code == 0
     (last,) = of(Written, lines)
     assert (last.shard, last.ids) == (len(written), (7,))
-    assert last.tokens == written[-1].tokens + len(_kept(folder)[7])
+    assert last.tokens == written[-1].tokens + len(sequences(folder)[7])
     assert {name: (folder / name).read_bytes() for name in before} == before
     assert len(list(folder.iterdir())) == 2 * len(shard_numbers(folder))
 
@@ -83,7 +74,7 @@ def test_features_lie_beside_the_shards_until_the_budget_is_spent_and_can_be_mad
 ):
     folder = tmp_path / "data"
     settings = {"shard_tokens": 60, "feature_bytes": 100 * WIDTH}
-    code, lines = run(tmp_path, model, folder, _asks(0, 12, temperature=1.0), **settings)
+    code, lines = run(tmp_path, model, folder, many_asks(0, 12, temperature=1.0), **settings)
     assert code == 0
     there = [line.features for line in of(Written, lines)]
     assert there == [True] + [False] * (len(there) - 1)
@@ -147,7 +138,7 @@ def test_a_line_that_is_no_ask_ends_it_with_what_is_complete_on_the_disk(
     model, tmp_path, wrong, told
 ):
     folder = tmp_path / "data"
-    asks = encoded(_asks(0, 4))
+    asks = encoded(many_asks(0, 4))
     code, lines = run(tmp_path, model, folder, asks + wrong)
     assert code == 70
     (problem,) = of(Problem, lines)
@@ -155,7 +146,7 @@ def test_a_line_that_is_no_ask_ends_it_with_what_is_complete_on_the_disk(
     assert told in problem.detail
     done = {line.id for line in of(Answered, lines)}
     assert done < {0, 1, 2, 3}
-    assert _kept(folder).keys() == done
+    assert sequences(folder).keys() == done
 
 
 def test_a_full_disk_is_a_problem_and_leaves_whole_shards(model, tmp_path, monkeypatch):
@@ -168,7 +159,7 @@ def test_a_full_disk_is_a_problem_and_leaves_whole_shards(model, tmp_path, monke
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
-    code, lines = run(tmp_path, model, folder, _asks(0, 30), shard_tokens=60)
+    code, lines = run(tmp_path, model, folder, many_asks(0, 30), shard_tokens=60)
     assert code == 69
     (problem,) = of(Problem, lines)
     assert (problem.code, problem.detail) == (
@@ -184,7 +175,7 @@ def test_a_full_disk_is_a_problem_and_leaves_whole_shards(model, tmp_path, monke
 
 def test_features_that_cannot_be_made_again_are_a_problem(model, tmp_path, monkeypatch):
     folder, one = tmp_path / "data", (b"", "--features", "0")
-    assert run(tmp_path, model, folder, _asks(0, 3))[0] == 0
+    assert run(tmp_path, model, folder, many_asks(0, 3))[0] == 0
     code, lines = run(tmp_path, model, folder, *one, max_positions=12)
     assert (code, of(Problem, lines)[0].code) == (78, "config")
     assert "a sequence of 18 tokens; `max_positions` is 12" in of(Problem, lines)[0].detail
