@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -126,7 +127,10 @@ def test_what_is_wrong_is_one_line_and_an_exit_code(tmp_path):
 
 def addresses(process):
     """Where a process listens, as the kernel spells it."""
-    sockets = {str(each.readlink()) for each in (process / "fd").iterdir()}
+    sockets = set()
+    for each in (process / "fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since they were listed
+            sockets.add(str(each.readlink()))
     lines = (process / "net/tcp").read_text() + (process / "net/tcp6").read_text()
     rows = [row for row in map(str.split, lines.splitlines()) if row[3] == LISTENING]
     return {row[1].split(":")[0] for row in rows if f"socket:[{row[9]}]" in sockets}
