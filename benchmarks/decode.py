@@ -3,7 +3,8 @@
 ``python benchmarks/decode.py --prompts FILE --limit N --max-tokens N --modes ... --json OUT``
 
 speculative and autoregressive go through real daemons and a supervisor, each mode a pair of its
-own; auto is speculative with the widths that pay, where the others take the whole block;
+own; auto is speculative with what pays, draft, n-grams or neither, where the others take the whole
+block; `draft` is the same without n-grams, and `ngrams` without a draft;
 inprocess runs the same engine objects in one process. Never do two compute at once: whoever is
 not measured waits, blocked, for its next message. Ratios are made prompt by prompt.
 """
@@ -33,6 +34,7 @@ from measuring.modes import Daemons, Mode, Worker
 from measuring.prompts import DEFAULT, Prompt, read_prompts
 from measuring.tables import print_report
 
+from launch.commands.sampling import GUESS_WIDTH
 from launch.drafts import resolve_draft
 from launch.models import DEFAULT_NAME, resolve_model
 from launch.plan import Plan
@@ -46,6 +48,8 @@ MODES: Final = (
     "speculative",
     "autoregressive",
     "auto",
+    "draft",
+    "ngrams",
     "inprocess",
     "concurrent",
     "tree",
@@ -57,6 +61,9 @@ PAIRS: Final = (
     ("speculative", "inprocess"),
     ("auto", "autoregressive"),
     ("auto", "speculative"),
+    ("auto", "draft"),
+    ("draft", "autoregressive"),
+    ("ngrams", "autoregressive"),
     ("tree", "speculative"),
     ("auto-tree", "auto"),
     ("auto-tree", "autoregressive"),
@@ -120,14 +127,17 @@ def start_mode(name: str, plan: Plan, stops: Sequence[int]) -> Mode:
     if name == "inprocess":
         settings = {"plan": msgspec.to_builtins(plan), "stops": list(stops)}
         return Worker.here("inprocess_worker.py", "inprocess", settings)
-    if name == "autoregressive":
+    if name in ("autoregressive", "ngrams"):
         plan = msgspec.structs.replace(plan, draft=None)
     if name == "tree":
         return Daemons(plan, stops, TREE_CHAIN, "tree", TREE_ROWS - 1)
     if name == "auto-tree":
         wide = msgspec.structs.replace(plan, widest=DEFAULT_TREE_BUDGET + 1)
-        return Daemons(wide, stops, AUTO, "auto")
-    return Daemons(plan, stops, AUTO if name == "auto" else FULL)
+        return Daemons(wide, stops, AUTO, "auto", ngram="never")
+    if name in ("auto", "draft", "ngrams"):
+        wide = msgspec.structs.replace(plan, widest=GUESS_WIDTH)  # as `generate` has it
+        return Daemons(wide, stops, AUTO, ngram="never" if name == "draft" else "auto")
+    return Daemons(plan, stops, FULL)
 
 
 def measure(

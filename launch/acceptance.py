@@ -39,8 +39,9 @@ class Acceptance:
     the block at hand is held against these rates: `launch.confidence`.
     """
 
-    def __init__(self) -> None:
-        self._right = [PRIOR * PRIOR_COUNT]
+    def __init__(self, first: float = PRIOR) -> None:
+        """`first`: what is believed of the first slot."""
+        self._right = [first * PRIOR_COUNT]
         self._seen = [PRIOR_COUNT]
         self._length = Surprise()  # of how many tokens were right
         self._first = Surprise()  # of whether the first one was

@@ -8,6 +8,7 @@ from launch.acceptance import Acceptance
 from launch.confidence import Confidence, observed, worthwhile
 from launch.costs import Costs
 from launch.events import Role
+from launch.lookups import Rates, unknown
 from launch.policy import ALONE, AUTO, Choice, FixedWidth, Outcome, Situation, WidthPolicy
 from launch.probes import SCOUT, Probes, Shadow
 from launch.shapes import Gain, Manner, shape_for
@@ -38,6 +39,7 @@ class Experience:
     probes: Probes = field(default_factory=Probes)  # as the last request left them
     ranks: Ranks = field(default_factory=Ranks)
     trees: Gain = field(default_factory=Gain)
+    lookups: Rates = field(default_factory=unknown)  # of n-grams
     confidence: Confidence = field(default_factory=Confidence)
 
     def policy(self, block_width: int, verify: TreeVerify = "chain") -> WidthPolicy:
@@ -51,7 +53,7 @@ class Experience:
     ) -> Manner:
         """How a new request's blocks come about: what it says of them in `Submit`."""
         shape = shape_for(verify, nodes, self.ranks, self.costs, self.trees)
-        return Manner(self.policy(block_width, verify), shape)
+        return Manner(self.policy(block_width, verify), shape, self.lookups)
 
     def note_answer(self, role: Role, answer: Message, seconds: float) -> None:
         """A daemon answered so long after it was asked: what is not its engine's is hand-over."""
@@ -121,6 +123,18 @@ class AutoWidth:
             return rows
         rates = self._experience.confidence.rates(self._own.rates(), confidences[: rows - 1])
         return worthwhile(rates, seconds, tokens[-1] / prices[-1])
+
+    def rows_for(self, tokens: Sequence[float], situation: Situation) -> int:
+        if 1 not in self._costs.verify.known_rows:
+            return 1  # nothing can be compared with a step whose price is not known
+        prices = self._costs.alone(len(tokens), situation.position)
+        if not prices[0]:
+            return 1
+        rates = [one / price for one, price in zip(tokens, prices, strict=True)]
+        widest = max(1, min(self._width, situation.block_size))
+        usual = [rates[0], *self._rates(self._own.tokens(widest))[-1:]]
+        top = max(rates)
+        return rates.index(top) + 1 if top > HYSTERESIS * max(usual) else 1
 
     def note(self, outcome: Outcome) -> None:
         self._costs.note(outcome)

@@ -5,7 +5,7 @@ turn, and says itself how long it took. Nobody is told of its text.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
 from launch.auto_width import Experience
@@ -49,6 +49,10 @@ class Sweep:
     def cut(self, choice: Choice, confidences: tuple[float, ...]) -> int:
         del confidences  # what so many rows cost is the question
         return choice.verify
+
+    def rows_for(self, tokens: Sequence[float], situation: Situation) -> int:
+        del tokens, situation
+        return 1
 
     def note(self, outcome: Outcome) -> None:
         self._costs.note(outcome)

@@ -13,15 +13,17 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from launch.acceptance import Acceptance
 from launch.auto_width import Experience
 from launch.events import Role
+from launch.ngram import LONGEST
 from launch.plan import Plan
 from launch.probes import FIRST, Probes
 from launch.store import default_home
 from launch.whole_file import write_whole
 from protocol.messages import DraftHello, TargetHello
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 MAX_BYTES: Final = 1 << 20
 MODE: Final = 0o600
 
@@ -32,6 +34,7 @@ Times = Annotated[int, Meta(ge=1)]
 Cells = Annotated[list[tuple[Bucket, Rows, Seconds, Times]], Meta(max_length=4096)]
 Part = Annotated[float, Meta(ge=0.0, le=1e6)]
 Slots = Annotated[list[Part], Meta(min_length=1, max_length=1024)]
+Runs = Annotated[dict[int, tuple[Slots, Slots]], Meta(max_length=LONGEST)]
 Rounds = Annotated[int, Meta(ge=0, le=1 << 31)]
 Key = dict[str, str]
 
@@ -47,6 +50,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     hand_over: dict[Role, Part]
     right: Slots
     seen: Slots
+    lookups: Runs  # right and seen, by the length of a run
     since: Rounds  # see launch.probes
     interval: Rounds
 
@@ -99,6 +103,7 @@ class CostCache:
             hand_over=costs.hand_overs,
             right=right,
             seen=seen,
+            lookups={run: rates.counts for run, rates in experience.lookups.items()},
             since=experience.probes.since,
             interval=experience.probes.interval,
         )
@@ -120,7 +125,13 @@ def _experience(found: Remembered) -> Experience:
     costs.ingest.restore(found.ingest)
     for role, seconds in found.hand_over.items():
         costs.note_hand_over(role, seconds)
-    if found.seen[0] > 0:  # what the first slot's rate is divided by
-        experience.acceptance.restore(found.right, found.seen)
+    _restore(experience.acceptance, found.right, found.seen)
+    for run, rates in experience.lookups.items():
+        _restore(rates, *found.lookups.get(run, ([], [])))
     experience.probes = Probes(since=found.since, interval=max(FIRST, found.interval))
     return experience
+
+
+def _restore(rates: Acceptance, right: list[float], seen: list[float]) -> None:
+    if seen and len(right) == len(seen) and seen[0] > 0:  # what the first rate is divided by
+        rates.restore(right, seen)

@@ -169,6 +169,11 @@ class Costs:
         prices[0] = verify[0] + hand_over
         return prices
 
+    def alone(self, widest: int, position: int) -> list[float]:
+        """Seconds of rounds of 1, 2, ... `widest` rows without a draft; empty while unknown."""
+        hand_over = self.hand_over("target")
+        return [seconds + hand_over for seconds in self.verify.upto(widest, position)]
+
     def trees(self, chain: int, tokens: Sequence[float], position: int) -> list[float]:
         """Seconds of rounds of `chain`, `chain` + 1, ... rows that emit so many `tokens`.
 

@@ -6,8 +6,11 @@ from typing import Final, Literal
 
 from launch.block import Block
 from launch.journal import Journal
+from launch.lookups import Lookups, Rates
 from launch.ngram import NgramLookup
+from launch.policy import Situation, WidthPolicy
 from launch.token_ids import pack_ids, unpack_ids
+from protocol.messages import Ngram
 
 START: Final = 1.0  # tokens a round that a draft is believed to have right at first
 SHARE: Final = 0.2  # of the latest round in a moving mean
@@ -68,18 +71,35 @@ class Race:
 class Guesses:
     """Completes each round's block: hints override the draft, n-grams go on behind both.
 
-    Where n-grams have lately been right for longer than the draft, they replace its block.
+    Where n-grams have lately been right for longer than the draft, they replace its block. All this
+    where `ngram` is "always"; where it is "auto", and nobody gave hints, they replace a round that
+    the policy expects less of, which then asks no draft.
     """
 
-    def __init__(self, hints: Mapping[int, int], *, ngram: bool) -> None:
+    def __init__(self, hints: Mapping[int, int], ngram: Ngram, rates: Rates) -> None:
         self._hints = hints
-        self._ngram = NgramLookup() if ngram else None
+        self._ngram = NgramLookup() if ngram == "always" else None
+        self._lookups = Lookups(rates) if ngram == "auto" and not hints else None
+        self._alone: tuple[int, ...] = ()  # the round's, where n-grams make it
         self._race = Race()
         self._known = 0  # bytes of prompt and output that the n-grams have taken in
         self._used = False
 
+    def rows(self, policy: WidthPolicy, now: Situation, journal: Journal, most: int) -> int:
+        """Rows of a round that n-grams make by themselves, pending token included; 1: none."""
+        self._alone = ()
+        if self._lookups is None or not policy.learns or most < 2:
+            return 1
+        found = self._lookups.find(journal, most - 1)
+        rows = policy.rows_for(self._lookups.expected(), now) if found else 1
+        self._alone = found[: rows - 1]
+        return rows
+
     def complete(self, block: Block, journal: Journal, widest: int) -> None:
         """Change `block` to at most `widest` proposals for the tokens after the pending one."""
+        if self._alone and not block.offered:
+            block.proposed = pack_ids(self._alone)
+            block.looked_up = frozenset(range(len(self._alone)))
         if self._hints:
             hinted = overlay(block.proposed, self._hints, journal.emitted, widest)
             block.proposed, block.hinted = hinted
@@ -105,6 +125,8 @@ class Guesses:
     def judge(self, emitted: Sequence[int]) -> None:
         """A round has emitted these tokens."""
         self._race.judge(emitted)
+        if self._lookups is not None:
+            self._lookups.judge(emitted)
 
     def mode(self, mode: Mode) -> Mode:
         """The request's mode: blocks were verified without a draft if guesses made some."""

@@ -44,6 +44,7 @@ from protocol.messages import (
     CloseItem,
     IngestItem,
     ItemFailed,
+    Ngram,
     OpenItem,
     Piece,
     PrefillItem,
@@ -90,7 +91,7 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
     draft_context: int = 4096,
     sampling: Sampling | None = None,
     hint_tokens: Mapping[int, int] | None = None,
-    ngram: bool = False,
+    ngram: Ngram = "auto",
     find_stop: FindStop | None = None,
     block_width: int = AUTO,
     top_k: int = 0,
@@ -106,7 +107,8 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
 
     `block_size` and `draft_context` (rows) belong to the draft and are ignored without one.
     `hint_tokens` maps generated positions (0 is the first token after the prompt) to guesses,
-    which override the draft's there; `ngram` adds proposals by looking up the last tokens.
+    which override the draft's there; `ngram` adds proposals by looking up the last tokens,
+    where they pay unless it says otherwise.
     `block_width` fixes the rows of a verify, as `Submit` does, and `verify` and `tree_budget` ask
     for trees, of a draft that states `top_k` ids for each slot. `find_stop` sees every token before
     it goes out, and may end the text. `sequence` is one that neither engine has seen. `base_pos`

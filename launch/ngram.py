@@ -6,13 +6,13 @@
 from collections.abc import Sequence
 from typing import Final
 
-LONGEST: Final = 4
+LONGEST: Final = 5
 SHORTEST: Final = 2  # alone; a match of one token is rarely more than chance
 TRUSTED: Final = 3  # behind a draft's block, whose own tokens are only guesses
 
 
 class NgramLookup:
-    """Remembers where each run of 2 to 4 tokens came last, and what followed it."""
+    """Remembers where each run of up to 5 tokens came last, and what followed it."""
 
     __slots__ = ("_follows", "_ids")
 
@@ -24,22 +24,30 @@ class NgramLookup:
         """Take in tokens that are certain: the prompt, then what each round emitted."""
         for token in ids:
             end = len(self._ids)
-            for length in range(SHORTEST, min(LONGEST, end) + 1):
+            for length in range(1, min(LONGEST, end) + 1):
                 self._follows[tuple(self._ids[end - length :])] = end
             self._ids.append(token)
 
     def propose(self, guessed: Sequence[int], count: int) -> list[int]:
         """Up to `count` ids to follow everything taken in and `guessed`.
 
+        None where no run came before that is long enough to be more than chance.
+        """
+        run, found = self.find(guessed, count)
+        return found if run >= (TRUSTED if guessed else SHORTEST) else []
+
+    def find(self, guessed: Sequence[int], count: int) -> tuple[int, list[int]]:
+        """How long a run was found, and `count` ids that would follow; 0 and none where none was.
+
         The longest run that was seen decides. A continuation that reaches the end goes on with
         itself, so that a repetition is proposed for as long as is asked.
         """
         tail = [*self._ids[-LONGEST:], *guessed][-LONGEST:]
-        for length in range(len(tail), (TRUSTED if guessed else SHORTEST) - 1, -1):
+        for length in range(len(tail), 0, -1):
             start = self._follows.get(tuple(tail[-length:]))
             if start is not None:
-                return self._continuation(start, guessed, count)
-        return []
+                return length, self._continuation(start, guessed, count)
+        return 0, []
 
     def _continuation(self, start: int, guessed: Sequence[int], count: int) -> list[int]:
         known = self._ids[start : start + count]  # at least the one token that followed

@@ -1,5 +1,6 @@
 """How wide the next block is: what is chosen, for what, and from what it is learned. Pure."""
 
+from collections.abc import Sequence
 from typing import ClassVar, Final, Protocol
 
 import msgspec
@@ -69,6 +70,13 @@ class WidthPolicy(Protocol):
         """
         ...
 
+    def rows_for(self, tokens: Sequence[float], situation: Situation) -> int:
+        """Rows of a round of proposals that cost nothing, in place of the one chosen; 1: none.
+
+        `tokens` are expected of rounds of 1, 2, ... such rows.
+        """
+        ...
+
     def note(self, outcome: Outcome) -> None:
         """A round is over."""
         ...
@@ -93,6 +101,10 @@ class FixedWidth:
     def cut(self, choice: Choice, confidences: tuple[float, ...]) -> int:
         del confidences  # so many rows were asked for
         return choice.verify
+
+    def rows_for(self, tokens: Sequence[float], situation: Situation) -> int:
+        del tokens, situation  # the draft's were asked for, or none
+        return 1
 
     def note(self, outcome: Outcome) -> None:
         pass

@@ -8,7 +8,7 @@ from launch.events import Finish, TargetFacts
 from launch.hints import Guesses, Mode
 from launch.journal import Journal
 from launch.outstanding import Outstanding
-from launch.policy import ALONE, Outcome, Situation
+from launch.policy import ALONE, Choice, Outcome, Situation
 from launch.shapes import Manner, Room
 from launch.statistics import Tally, TreeRound
 from launch.stream import FindStop
@@ -59,7 +59,7 @@ class Rounds:
         self._find_stop = find_stop
         self._choice = ALONE
         self._past: Past | None = None  # the last round, until it is counted
-        self._guesses = Guesses(dict(submit.hints), ngram=submit.ngram)
+        self._guesses = Guesses(dict(submit.hints), submit.ngram, manner.lookups)
 
     @property
     def mode(self) -> Mode:
@@ -73,7 +73,12 @@ class Rounds:
         """Propose where a draft is open and more than one token is wanted; else verify alone."""
         base, budget = self._journal.committed, self._limit - self._journal.emitted
         block_size = min(self._draft.block_size(base), target.max_width)
-        choice = self._choice = self._policy.choose(Situation(block_size, budget, base))
+        now = Situation(block_size, budget, base)
+        choice = self._policy.choose(now)
+        most = min(budget, target.max_width)
+        if (rows := self._guesses.rows(self._policy, now, self._journal, most)) > 1:
+            choice = Choice(1, rows)
+        self._choice = choice
         if self._must_ingest(target, base, block_size):
             self._asked.ask("draft", IngestItem, stop=base)
         elif choice.propose > 1:

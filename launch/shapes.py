@@ -5,12 +5,13 @@ it, and says what it needs of the draft for that. Another way to shape a block i
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
 from launch.block import Block
 from launch.costs import Costs
 from launch.events import DraftFacts, TargetFacts
+from launch.lookups import Rates, unknown
 from launch.policy import WidthPolicy
 from launch.token_ids import pack_ids, unpack_ids
 from launch.tree import Ranks, Slot, grow
@@ -65,6 +66,7 @@ class Manner:
 
     policy: WidthPolicy  # how wide the chain is
     shape: Shape
+    lookups: Rates = field(default_factory=unknown)  # how far n-grams are right
 
 
 class Chain:

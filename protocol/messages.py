@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-WIRE_VERSION: Final = 3
+WIRE_VERSION: Final = 4
 
 MAX_SEQUENCES: Final = 64
 MAX_TOKEN_BYTES: Final = 4 << 20  # one million int32 ids
@@ -62,6 +62,7 @@ Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 # Rows of a verify that the draft fills, the pending token included: 0: what pays, 1: no draft.
 BlockWidth = Annotated[int, Meta(ge=0, le=MAX_TOKENS_A_ROUND)]
 TreeVerify = Literal["chain", "tree", "auto"]  # auto: a tree where that emits more tokens a second
+Ngram = Literal["auto", "always", "never"]  # auto: where that emits more tokens a second
 TreeBudget = Annotated[int, Meta(ge=1, le=MAX_TOKENS_A_ROUND - 1)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Logprob = Annotated[float, Meta(ge=LEAST_LOGPROB, le=0.0)]
@@ -622,7 +623,7 @@ class Submit(Message, frozen=True, kw_only=True):
     sampling: Sampling = Sampling()
     draft_context: Count = 0
     hints: Hints = ()  # (generated position, id): guesses that override the draft's
-    ngram: bool = False  # propose what followed the last tokens when they came before
+    ngram: Ngram = "auto"  # propose what followed the last tokens before; auto: where it pays
     stops: Annotated[tuple[StopText, ...], Meta(max_length=MAX_STOPS)] = ()  # texts that end it
     base_pos: Position = 0  # positions of the prompt that may have state already
     retain: bool = False  # leave the state for a request that begins with the same tokens

@@ -23,6 +23,7 @@ from protocol.messages import (
     DEFAULT_TREE_BUDGET,
     Finished,
     Message,
+    Ngram,
     Piece,
     Refused,
     Sampling,
@@ -117,8 +118,9 @@ class Daemons:
         block_width: int = FULL,
         verify: TreeVerify = "chain",
         tree_budget: int = DEFAULT_TREE_BUDGET,
+        ngram: Ngram = "auto",
     ) -> None:
-        self._block_width = block_width
+        self._block_width, self._ngram = block_width, ngram
         self._verify, self._tree_budget = verify, tree_budget
         self._sampling = Sampling(stop_token_ids=tuple(stops))
         self._context = plan.draft_context
@@ -169,6 +171,7 @@ class Daemons:
                 block_width=self._block_width,
                 verify=self._verify,
                 tree_budget=self._tree_budget,
+                ngram=self._ngram,
             )
             self._supervisor.submit(submit, listener)
         self._supervisor.run_until(lambda: all(one.ended for one in listeners))

@@ -12,7 +12,7 @@ from launch.commands.output import ProgressLine
 from launch.commands.own_pair import OwnPair
 from launch.commands.pair import PairOptions, store_plan
 from launch.commands.running_pair import RunningPair
-from launch.commands.sampling import SamplingOptions
+from launch.commands.sampling import GUESS_WIDTH, SamplingOptions
 from launch.cost_cache import cost_cache
 from launch.drafts import draft_vocab
 from launch.policy import AUTO
@@ -46,6 +46,11 @@ class RequestOptions(SamplingOptions, PairOptions):
         """Rows of a verify that a tree may fill; 0 where none is wanted."""
         return 0 if self.verify == "chain" else self.tree_budget + 1
 
+    @property
+    def lookup_width(self) -> int:
+        """Rows of a verify that n-grams may fill where they pay; 0 where a width was asked for."""
+        return GUESS_WIDTH if self.ngrams == "auto" and self.block_width == AUTO else 0
+
     def pair(self, line: ProgressLine) -> AbstractContextManager[AnyPair]:
         """The supervisor that runs already, or one of this command's own."""
         if self.connect is not None:
@@ -58,7 +63,7 @@ class RequestOptions(SamplingOptions, PairOptions):
             draft_context=self.draft_context,
             draft_vocab=draft_vocab(self.draft_vocab, draft),
             cost_cache=cost_cache() if self.block_width == AUTO else None,
-            widest=max(self.guess_width, self.tree_width),
+            widest=max(self.guess_width, self.lookup_width, self.tree_width),
             **store_plan(self.prefix_store, self.prefix_disk),
         )
         return OwnPair(plan, line)
@@ -73,7 +78,7 @@ class RequestOptions(SamplingOptions, PairOptions):
             sampling=self.sampling(tokenizer.eos_ids, pair.vocab_size),
             draft_context=self.draft_context,
             hints=self.hints(tokenizer),
-            ngram=self.ngram,
+            ngram=self.ngrams,
             stops=self.stop,
             block_width=self.block_width,
             verify=self.verify,

@@ -24,6 +24,7 @@ from protocol.messages import (
     MAX_STOP_CHARS,
     MAX_STOPS,
     Hints,
+    Ngram,
     Sampling,
 )
 
@@ -59,12 +60,19 @@ class SamplingOptions:
     min_tokens: int = 0
     logprobs: int | None = None
     hint_file: Path | None = None
-    ngram: bool = False
+    ngram: bool | None = None  # not said: where n-grams pay
 
     @property
     def guess_width(self) -> int:
         """Rows of a verify that guesses may fill; 0 where there are none."""
         return GUESS_WIDTH if self.ngram or self.hint_file is not None else 0
+
+    @property
+    def ngrams(self) -> Ngram:
+        """When n-grams propose."""
+        if self.ngram is None:
+            return "auto"
+        return "always" if self.ngram else "never"
 
     def sampling(self, eos_ids: Collection[int], vocab_size: int) -> Sampling:
         """The request's sampling, with a seed drawn where none was given.
@@ -249,7 +257,10 @@ OPTIONS: Final[tuple[Decorator, ...]] = (
         help="What the text may be: plain text, or ids by position as JSON in FILE.json.",
     ),
     click.option(
-        "--ngram", cls=Setting, is_flag=True, help="Propose what followed the last tokens before."
+        "--ngram/--no-ngram",
+        cls=Setting,
+        default=None,
+        help="Propose what followed the last tokens before.  [default: where that pays]",
     ),
 )
 

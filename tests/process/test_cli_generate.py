@@ -69,7 +69,7 @@ def broken(pair, tmp_path):
 def alone(pair):
     """The target's own text: one token at a time, no draft."""
     outcome = dflashd(
-        *pair.alone("--json", "--max-tokens", str(TOKENS), PROMPT),
+        *pair.alone("--json", "--no-ngram", "--max-tokens", str(TOKENS), PROMPT),
         env=ONE_THREAD,
     )
     assert outcome.code == 0, outcome.err
@@ -108,7 +108,8 @@ def test_the_text_is_the_same_at_any_block_width_and_by_either_way_back(
     report = msgspec.json.decode(outcome.out, type=Report)
     assert report.token_ids == alone.token_ids
     spec = report.speculative_decoding
-    assert sum(spec.width_histogram) + spec.num_accepted_tokens == TOKENS - 1
+    accepted = spec.num_accepted_tokens + spec.num_accepted_ngram_tokens
+    assert sum(spec.width_histogram) + accepted == TOKENS - 1
     assert report.rollback == ("replay" if rollback == "replay" else "fast")
     if width != "auto":
         assert len(spec.width_histogram) <= int(width) + 1
@@ -195,6 +196,19 @@ def test_without_a_draft_the_mode_and_its_reason_say_so(alone):
         0,
         None,
         None,
+    )
+
+
+def test_without_a_draft_ngrams_propose_where_they_pay_and_the_text_is_the_same(pair, alone):
+    outcome = _run(*pair.alone("--json", "--max-tokens", str(TOKENS), PROMPT))
+    report = msgspec.json.decode(outcome.out, type=Report)
+    assert report.token_ids == alone.token_ids
+    spec = report.speculative_decoding
+    assert spec.num_ngram_tokens > 0  # this model's text comes back to the same words
+    assert spec.num_draft_tokens == 0
+    assert (report.mode, report.mode_reason) == (
+        "speculative",
+        f"guesses alone: {alone.mode_reason}",
     )
 
 

@@ -164,7 +164,7 @@ def test_in_200_generated_combinations_the_ids_with_a_draft_are_those_without(
     budget=st.integers(1, WIDEST - 1),
     lives=st.sampled_from([0, 1, 2, 99]),
     hints=st.sampled_from(["none", "wrong everywhere", "some", "stops"]),
-    ngram=st.booleans(),
+    ngram=st.sampled_from(("auto", "always", "never")),
     logprobs=st.sampled_from([-1, 0, 3]),
     stop=st.integers(0, TOKENS),
 )

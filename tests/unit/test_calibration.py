@@ -129,6 +129,7 @@ def test_a_pair_is_swept_once_and_remembered_by_the_next_process(tmp_path):
     assert office.calibration.begin(KEY, TARGET, DRAFT) is experience
     experience.acceptance.note(3, 7)
     experience.costs.note_hand_over("target", 0.25)
+    experience.lookups[3].note(2, 7)
     experience.probes = Probes(since=3, interval=64)
     office.calibration.end()
 
@@ -137,6 +138,7 @@ def test_a_pair_is_swept_once_and_remembered_by_the_next_process(tmp_path):
     assert again.asked == []
     assert found.costs.rounds([1.0] * 8, 64) == experience.costs.rounds([1.0] * 8, 64)
     assert found.acceptance.counts == experience.acceptance.counts
+    assert found.lookups[3].counts == experience.lookups[3].counts
     assert found.probes == experience.probes
     assert len(list((tmp_path / "costs").iterdir())) == 1
 
@@ -170,7 +172,7 @@ def test_a_pair_with_nothing_to_choose_or_no_room_is_not_swept(tmp_path, room, w
     ("old", "new"),
     [
         (b'{"format"', b'"format"'),
-        (b'"format":1', b'"format":2'),
+        (b'"format":2', b'"format":3'),
         (b'"threads":"2"', b'"threads":"3"'),
         (b'"seen":[', b'"seen":[1.0,'),
         (b'"verify":[[0,1,', b'"verify":[[0,1,-'),

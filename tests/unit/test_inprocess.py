@@ -141,7 +141,7 @@ def test_a_draft_that_fails_is_left_out_and_named():
         target, Failing(target), PROMPT, 20, facts=FACTS, block_size=6, draft_context=32
     )
     assert list(result.token_ids) == text_after(PROMPT, 20)
-    assert result.statistics.mode_reason == "the draft refused: this draft fails"
+    assert result.statistics.mode_reason.endswith("the draft refused: this draft fails")
 
 
 def nearly_periodic(history, eos):
@@ -155,7 +155,7 @@ def test_ngrams_change_no_token_and_are_counted_apart(luck):
         target = ModelTarget(eos=-1, model=nearly_periodic)
         return decode(n_gen=120, drafted=luck is not None, luck=luck, target=target, ngram=ngram)
 
-    result, plain = run(ngram=True), run(ngram=False)
+    result, plain = run(ngram="always"), run(ngram="never")
     figures = result.statistics
     assert result.token_ids == plain.token_ids
     assert figures.num_accepted_ngram_tokens > 0
@@ -169,7 +169,7 @@ def test_a_repetition_is_followed_by_ngrams_alone():
         """Repeats 1 to 5."""
 
     target = Periodic(eos=-1, model=lambda history, eos: history[-1] % 5 + 1)
-    result = decode([9, 9, 5], n_gen=60, drafted=False, target=target, ngram=True)
+    result = decode([9, 9, 5], n_gen=60, drafted=False, target=target, ngram="always")
     figures = result.statistics
     assert list(result.token_ids) == [index % 5 + 1 for index in range(60)]
     assert figures.num_accepted_ngram_tokens >= 45
@@ -210,7 +210,7 @@ def test_ngrams_replace_a_draft_that_is_wrong_for_longer_and_never_one_that_is_r
 
     def run(luck):
         target = Periodic(eos=-1, model=lambda history, eos: history[-1] % 5 + 1)
-        return decode([9, 9, 5], n_gen=80, luck=luck, target=target, ngram=True)
+        return decode([9, 9, 5], n_gen=80, luck=luck, target=target, ngram="always")
 
     bad, good = run(1), run(10**9)
     assert list(bad.token_ids) == list(good.token_ids) == [i % 5 + 1 for i in range(80)]
@@ -229,7 +229,7 @@ def test_no_width_changes_a_token(luck, block_width):
 
 
 def test_the_figures_say_which_widths_were_used_and_why_not_the_draft():
-    figures = decode(n_gen=120, luck=1, block_width=AUTO).statistics
+    figures = decode(n_gen=120, luck=1, block_width=AUTO, ngram="never").statistics
     assert sum(figures.width_histogram) == figures.num_rounds
     assert figures.width_histogram[1] > 90
     assert figures.mode == "autoregressive"
@@ -238,7 +238,7 @@ def test_the_figures_say_which_widths_were_used_and_why_not_the_draft():
 
 
 def test_a_draft_that_pays_is_used_at_its_best_width():
-    figures = decode(n_gen=120, luck=10**9, block_width=AUTO).statistics
+    figures = decode(n_gen=120, luck=10**9, block_width=AUTO, ngram="never").statistics
     assert (figures.mode, figures.mode_reason) == ("speculative", "")
     assert figures.width_histogram[6] > 10
 

@@ -16,7 +16,7 @@ def lookup(ids):
 def slow(ids, guessed, count, shortest):
     """By looking at every place from the last one on."""
     whole = [*ids, *guessed]
-    for length in range(min(4, len(whole)), shortest - 1, -1):
+    for length in range(min(5, len(whole)), shortest - 1, -1):
         tail = whole[-length:]
         for start in range(len(ids) - 1, length - 1, -1):
             if ids[start - length : start] == tail:

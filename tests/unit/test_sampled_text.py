@@ -142,7 +142,7 @@ def test_a_draft_that_dies_in_the_middle_changes_no_token(lives):
     hints=st.dictionaries(st.integers(0, TOKENS), st.integers(0, VOCAB - 1)),
     right=st.sets(st.integers(0, TOKENS - 1)),
     drafted=st.booleans(),
-    ngram=st.booleans(),
+    ngram=st.sampled_from(("auto", "always", "never")),
     block_width=st.sampled_from([AUTO, 1, 2, FULL]),
 )
 def test_hints_and_ngrams_right_or_wrong_change_no_token_at_any_width(

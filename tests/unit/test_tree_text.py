@@ -51,7 +51,7 @@ def fresh(folder):
     budget=st.integers(1, WIDEST - 1),
     verify=st.sampled_from(["tree", "auto", "chain"]),
     block_width=st.sampled_from([AUTO, 1, 2, 4, FULL]),
-    ngram=st.booleans(),
+    ngram=st.sampled_from(("auto", "always", "never")),
     hints=st.dictionaries(st.integers(0, TOKENS), st.integers(0, VOCAB - 1), max_size=3),
     right=st.sets(st.integers(0, TOKENS - 1), max_size=6),
 )
