@@ -24,6 +24,7 @@ from protocol.messages import (
 )
 
 HYSTERESIS: Final = 1.03  # another width must promise so much more than the one in use
+CHANCE: Final = 1.1  # the same of n-grams: the best of many rates that little is known of flatters
 OLD: Final = 2.0  # rounds that all outcomes before a probe count for: times may have changed
 RARE: Final = 0.2  # a draft whose first slot is right less often is not expected to be
 HOPE: Final = 0.7  # how often each slot is right where a draft that was not used pays again
@@ -134,7 +135,7 @@ class AutoWidth:
         widest = max(1, min(self._width, situation.block_size))
         usual = [rates[0], *self._rates(self._own.tokens(widest))[-1:]]
         top = max(rates)
-        return rates.index(top) + 1 if top > HYSTERESIS * max(usual) else 1
+        return rates.index(top) + 1 if top > CHANCE * max(usual) else 1
 
     def note(self, outcome: Outcome) -> None:
         self._costs.note(outcome)

@@ -18,7 +18,7 @@ from launch.token_ids import WIDTH, unpack_ids
 # model to 47 public prompts, where nothing else is known.
 FIRST: Final = {1: 0.25, 2: 0.55, 3: 0.6, 4: 0.75, 5: 0.85}
 REACH: Final = 32_768  # tokens of a prompt, its last ones, in which runs are looked for
-OTHER_TEXT: Final = 6.0  # rounds that outcomes of earlier requests count for
+OTHER_TEXT: Final = 2.0  # rounds that outcomes of earlier requests count for
 
 Rates = dict[int, Acceptance]  # by the run's length
 

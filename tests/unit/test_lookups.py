@@ -1,5 +1,7 @@
 """N-grams where they pay: what is found, what is learned of it, and when a round is theirs."""
 
+import random
+
 import pytest
 from support.model_pair import VOCAB, ModelDraft, ModelTarget
 
@@ -105,6 +107,48 @@ def test_the_round_is_the_drafts_where_the_draft_brings_more():
     assert chosen.choose(now).verify == 6
     assert chosen.rows_for([1.0, 1.5, 1.75], now) == 1
     assert chosen.rows_for([1.0 + row for row in range(9)], now) == 9
+
+
+def decoded(tokens, seconds, texts):
+    """Seconds of decoding `texts` of such tokens one by one, over those with n-grams."""
+    experience, alone, taken = Experience(), 0.0, 0.0
+    for text in range(texts):
+        told = tokens(text)
+        chosen, lookups = policy(seconds, experience), Lookups(experience.lookups)
+        known, at = journal(told[:20], told[20:21]), 20
+        while at < len(told) - 1:
+            most = min(len(seconds), len(told) - 1 - at)
+            ids = lookups.find(known, most - 1)
+            rows = chosen.rows_for(lookups.expected(), NOW) if ids else 1
+            right = 0
+            while right < rows - 1 and told[at + 1 + right] == ids[right]:
+                right += 1
+            emitted = told[at + 1 : at + 2 + right]
+            lookups.judge(emitted)
+            known.emit(pack_ids(emitted))
+            at, taken = at + len(emitted), taken + seconds[rows - 1]
+            alone += seconds[0] * len(emitted)
+    return alone / taken
+
+
+DEAR = [STEP * growth for growth in (1, 1.42, 1.42, 1.52, 1.65, 1.8, 1.9, 2.0)]  # fp32, 2 cores
+
+
+@pytest.mark.parametrize("ids", [4, 30, 300])
+@pytest.mark.parametrize("seconds", [DEAR, [STEP * (1 + 0.02 * row) for row in range(8)]])
+def test_texts_that_only_chance_repeats_cost_a_twentieth_at_the_most(ids, seconds):
+    def tokens(text):
+        return random.Random(text).choices(range(ids), k=150)
+
+    assert decoded(tokens, seconds, 4) > 0.95
+
+
+def test_texts_that_repeat_themselves_for_a_while_are_decoded_faster():
+    def tokens(text):
+        parts = [random.Random(100 * text + at // 2).choices(range(300), k=25) for at in range(8)]
+        return [token for part in parts for token in part]
+
+    assert decoded(tokens, DEAR, 4) > 1.25
 
 
 def test_hints_and_a_width_that_was_asked_for_leave_no_room_for_them():
