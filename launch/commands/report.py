@@ -205,6 +205,9 @@ def summary(report: Report) -> str:
     if spec.mean_acceptance_length is not None:
         rate = spec.draft_acceptance_rate
         accepted = "" if rate is None else f", {rate:.0%} of drafts accepted"
+        if spec.num_ngram_tokens:
+            rate = spec.num_accepted_ngram_tokens / spec.num_ngram_tokens
+            accepted += f", {rate:.0%} of {spec.num_ngram_tokens} from n-grams"
         parts.append(f"{spec.mean_acceptance_length:.2f} tokens/round{accepted}")
     if spec.num_trees:
         parts.append(f"{spec.num_trees} trees of {spec.num_tree_nodes / spec.num_trees:.1f}")

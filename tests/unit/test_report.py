@@ -154,7 +154,7 @@ def test_guesses_count_as_proposals_of_a_round_and_not_as_the_drafts():
     )
     assert report.speculative_decoding.mean_acceptance_length == pytest.approx((3 + 4) / 3)
     assert report.speculative_decoding.draft_acceptance_rate is None
-    assert "2.33 tokens/round |" in summary(report)
+    assert "2.33 tokens/round, 50% of 2 from n-grams |" in summary(report)
 
 
 def test_what_went_wrong_is_in_the_report_and_restarts_are_in_the_line():
