@@ -9,6 +9,7 @@ from support.supervised import Client, plan_for
 from support.tiny_draft import DSPARK
 from support.tiny_pair import write_pair
 
+from launch.policy import AUTO
 from launch.supervisor import Supervisor
 from launch.token_ids import pack_ids
 from protocol.messages import Submit
@@ -170,3 +171,17 @@ def test_a_draft_without_its_weights_leaves_an_autoregressive_run_that_says_so(t
         client = Client(supervisor, 1).submit(PROMPT, 60).finish()
     assert client.tokens == alone[tuple(PROMPT)]
     assert "model.safetensors" in client.finished.statistics.mode_reason
+
+
+def test_ngrams_take_part_by_themselves_where_the_width_is_left_open(pair, alone):
+    """Prompt and text behind it, twice over: the third time is a quotation."""
+    known = [*PROMPT, *alone[tuple(PROMPT)]]
+    asked = [*known, *known, *PROMPT]
+    plain = Client(pair, 1).submit(asked, 40, block_width=1).finish()
+    client = Client(pair, 2).submit(asked, 40, block_width=AUTO).finish()
+    assert client.tokens == plain.tokens
+    assert plain.finished.statistics.num_ngram_tokens == 0
+    figures = client.finished.statistics
+    assert figures.num_accepted_ngram_tokens > 0
+    accepted = figures.num_accepted_tokens + figures.num_accepted_ngram_tokens
+    assert 1 + figures.num_rounds + accepted == figures.completion_tokens
