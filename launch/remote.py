@@ -2,11 +2,11 @@
 
 import select
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
 
+from launch.watching import Watching
 from protocol.closing import Closing
 from protocol.config import Deadlines
 from protocol.connection import Connection, connect
@@ -32,7 +32,7 @@ from protocol.state import CLIENT_REPLIES, ClientReply
 OPERATION: Final = 1
 
 
-class Remote(Closing):
+class Remote(Watching, Closing):
     """``with Remote(socket) as remote``: entered when the supervisor has said what it serves.
 
     Raises Unavailable where none answers, DeadlineExceeded, WireMismatch and PermissionRefused.
@@ -68,14 +68,9 @@ class Remote(Closing):
         """Call `on_ready` whenever `fd` can be read, as for `launch.interrupts`."""
         self._watched[fd] = on_ready
 
-    @contextmanager
-    def watching(self, fd: int, on_ready: Callable[[], None]) -> Iterator[None]:
-        """The same inside the ``with``."""
-        self.watch(fd, on_ready)
-        try:
-            yield
-        finally:
-            del self._watched[fd]
+    def unwatch(self, fd: int) -> None:
+        """Stop that, before `fd` is closed."""
+        del self._watched[fd]
 
     @property
     def ended(self) -> bool:

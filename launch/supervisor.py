@@ -6,8 +6,8 @@ dead child are all just events.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -21,6 +21,7 @@ from launch.reporting import report
 from launch.request import Sink
 from launch.starter import installed
 from launch.stream import FindStop
+from launch.watching import Watching
 from protocol.client import Poller
 from protocol.closing import Closing
 from protocol.errors import DaemonError, Unavailable
@@ -28,7 +29,7 @@ from protocol.messages import Cancel, StatusReport, Submit
 from protocol.run_directory import RunDirectory, sweep_orphans
 
 
-class Supervisor(Closing):
+class Supervisor(Watching, Closing):
     """``with Supervisor(plan) as s`` starts both daemons; leaving ends them and their folder.
 
     Not for more than one thread. Entering raises ConfigError for a checkpoint that cannot be used;
@@ -186,15 +187,6 @@ class Supervisor(Closing):
         """
         self._watched[fd] = on_ready
         self._poller.add(fd, write=write)
-
-    @contextmanager
-    def watching(self, fd: int, on_ready: Callable[[], None]) -> Iterator[None]:
-        """Watch `fd` inside the ``with``."""
-        self.watch(fd, on_ready)
-        try:
-            yield
-        finally:
-            self.unwatch(fd)
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> Timer:
         """Call `action` from `step`, once, after so many seconds, unless it is called off."""

@@ -6,14 +6,14 @@ to standard error, and only when that is a terminal, so that logs and pipes stay
 
 import sys
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import msgspec
 from rich.console import Console
 from rich.status import Status
 
 from launch.commands.standard_output import named
+from protocol.closing import Closing
 from protocol.codec import unpack_tokens
 from protocol.errors import UsageError
 from protocol.messages import Piece
@@ -42,7 +42,7 @@ class TextOutput:
             self.write("\n")
 
 
-class ProgressLine:
+class ProgressLine(Closing):
     """One line on standard error that says what is going on until the first token is there."""
 
     def __init__(self, *, shown: bool) -> None:
@@ -82,16 +82,7 @@ class ProgressLine:
         self.clear()
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        del kind, error, trace
+    def close(self) -> None:
         self.clear()
 
 
@@ -118,7 +109,7 @@ class TraceLine(msgspec.Struct, frozen=True, kw_only=True):
     moved_bytes: int  # by the draft, over a network
 
 
-class TraceFile:
+class TraceFile(Closing):
     """The file of ``--trace``, one JSON line per round; nothing at all without a path."""
 
     def __init__(self, path: Path | None) -> None:
@@ -151,15 +142,6 @@ class TraceFile:
             self._file.write(msgspec.json.encode(line) + b"\n")
         self._round += 1
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        del kind, error, trace
+    def close(self) -> None:
         if self._file is not None:
             self._file.close()
