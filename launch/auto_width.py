@@ -129,11 +129,12 @@ class AutoWidth:
         if 1 not in self._costs.verify.known_rows:
             return 1  # nothing can be compared with a step whose price is not known
         prices = self._costs.alone(len(tokens), situation.position)
-        if not prices[0]:
+        if not all(prices):
             return 1
         rates = [one / price for one, price in zip(tokens, prices, strict=True)]
         widest = max(1, min(self._width, situation.block_size))
-        usual = [rates[0], *self._rates(self._own.tokens(widest))[-1:]]
+        drafted = self._rates(self._own.tokens(widest), situation.position) if widest > 1 else []
+        usual = [rates[0], *drafted[-1:]]
         top = max(rates)
         return rates.index(top) + 1 if top > CHANCE * max(usual) else 1
 
@@ -183,9 +184,12 @@ class AutoWidth:
             f"{emitted * rates[0] / rates[best]:.1f} steps"
         )
 
-    def _rates(self, tokens: Sequence[float]) -> list[float]:
-        """Tokens a second of rounds of 1, 2, ... rows that emit so many; empty while unknown."""
-        prices = self._costs.rounds(tokens, self._at.position)
+    def _rates(self, tokens: Sequence[float], position: int | None = None) -> list[float]:
+        """Tokens a second of rounds of 1, 2, ... rows that emit so many; empty while unknown.
+
+        Without a `position`, where the last choice was made.
+        """
+        prices = self._costs.rounds(tokens, self._at.position if position is None else position)
         if not prices or not prices[0]:
             return []
         rates = [one / price for one, price in zip(tokens, prices, strict=True)]

@@ -26,6 +26,8 @@ from protocol.messages import DraftHello, TargetHello
 FORMAT: Final = 2
 MAX_BYTES: Final = 1 << 20
 MODE: Final = 0o600
+LEAST: Final = 0.01  # of rounds: the first rate is divided by how many there were
+ROUNDING: Final = 1 + 1e-9
 
 Bucket = Annotated[int, Meta(ge=0, le=64)]
 Rows = Annotated[int, Meta(ge=1, le=4096)]
@@ -133,5 +135,8 @@ def _experience(found: Remembered) -> Experience:
 
 
 def _restore(rates: Acceptance, right: list[float], seen: list[float]) -> None:
-    if seen and len(right) == len(seen) and seen[0] > 0:  # what the first rate is divided by
+    """Take in what can be true: nothing was right more often than it was reached."""
+    if not seen or len(right) != len(seen) or seen[0] < LEAST:
+        return
+    if all(one <= other * ROUNDING for one, other in zip(right, seen, strict=True)):
         rates.restore(right, seen)

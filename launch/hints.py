@@ -128,8 +128,11 @@ class Guesses:
         if self._lookups is not None:
             self._lookups.judge(emitted)
 
-    def mode(self, mode: Mode) -> Mode:
-        """The request's mode: blocks were verified without a draft if guesses made some."""
+    def mode(self, mode: Mode, *, drafted: bool) -> Mode:
+        """The request's mode: blocks were verified without a draft if guesses made some.
+
+        `drafted`: whether any token of the draft's was verified.
+        """
         if mode[0] == "speculative" or not self._used:
             return mode
-        return "speculative", f"guesses alone: {mode[1]}"
+        return "speculative", f"guesses {'more than drafts' if drafted else 'alone'}: {mode[1]}"

@@ -67,7 +67,8 @@ class Rounds:
         mode, reason = self._draft.mode()
         if mode == "speculative" and (unused := self._policy.reason()):
             mode, reason = "autoregressive", f"{reason}; {unused}" if reason else unused
-        return self._guesses.mode((mode, reason))
+        drafted = self._tally.num_draft_tokens > 0
+        return self._guesses.mode((mode, reason), drafted=drafted)
 
     def ask(self, target: TargetFacts) -> None:
         """Propose where a draft is open and more than one token is wanted; else verify alone."""

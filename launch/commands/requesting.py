@@ -12,7 +12,7 @@ from launch.commands.output import ProgressLine
 from launch.commands.own_pair import OwnPair
 from launch.commands.pair import PairOptions, store_plan
 from launch.commands.running_pair import RunningPair
-from launch.commands.sampling import GUESS_WIDTH, SamplingOptions
+from launch.commands.sampling import LOOKUP_WIDTH, SamplingOptions
 from launch.cost_cache import cost_cache
 from launch.drafts import draft_vocab
 from launch.policy import AUTO
@@ -48,8 +48,12 @@ class RequestOptions(SamplingOptions, PairOptions):
 
     @property
     def lookup_width(self) -> int:
-        """Rows of a verify that n-grams may fill where they pay; 0 where a width was asked for."""
-        return GUESS_WIDTH if self.ngrams == "auto" and self.block_width == AUTO else 0
+        """Rows of a verify that n-grams may fill where they pay; 0: the draft's block alone.
+
+        Exact forwards are as wide as the widest: there more rows would make every step dearer.
+        """
+        wanted = self.ngrams == "auto" and self.block_width == AUTO and not self.exact
+        return LOOKUP_WIDTH if wanted else 0
 
     def pair(self, line: ProgressLine) -> AbstractContextManager[AnyPair]:
         """The supervisor that runs already, or one of this command's own."""

@@ -35,6 +35,7 @@ MAX_ID: Final = (1 << 31) - 1
 MAX_BYTES: Final = 16 << 20  # of a file of hints
 DRAWN_SEEDS: Final = 1 << 32  # short enough to be typed again
 GUESS_WIDTH: Final = 16  # rows of a verify where hints or n-grams may fill them
+LOOKUP_WIDTH: Final = 8  # the same where n-grams were not asked for: the default draft's block
 
 ONE_TEXT: Final = ("logprobs", "hint_file", "min_tokens")  # options of a text that stands alone
 

@@ -212,6 +212,14 @@ def test_without_a_draft_ngrams_propose_where_they_pay_and_the_text_is_the_same(
     )
 
 
+def test_exact_forwards_are_no_wider_for_ngrams_that_nobody_asked_for(pair):
+    """Every one is as wide as the widest: a step would pay for all the rows."""
+    outcome = _run(*pair.alone("--json", "--exact", "--max-tokens", str(TOKENS), PROMPT))
+    report = msgspec.json.decode(outcome.out, type=Report)
+    assert report.mode == "autoregressive"
+    assert report.speculative_decoding.num_ngram_tokens == 0
+
+
 def test_a_piped_prompt_gives_the_text_alone_and_raw_skips_the_template(pair, alone):
     outcome = _run(
         *pair.alone("--raw", "--max-tokens", str(TOKENS)), stdin=f"[user]{PROMPT}[answer]"

@@ -1,5 +1,6 @@
 """The first price list of a pair: swept once, remembered, and never believed when damaged."""
 
+import msgspec
 import pytest
 from support.width_traces import Prices
 
@@ -192,6 +193,21 @@ def test_a_file_that_is_damaged_or_of_something_else_is_measured_again(tmp_path,
     assert old in data
     path.write_bytes(data.replace(old, new))
     assert cache.load(KEY) is None
+
+
+@pytest.mark.parametrize(
+    "lookups",
+    [{1: ([9.0], [1.0])}, {1: ([1e6], [1e-300])}, {1: ([1.0], [2.0, 3.0])}, {77: ([1.0], [2.0])}],
+)
+def test_rates_that_cannot_be_are_not_taken_in(tmp_path, lookups):
+    cache = CostCache(tmp_path)
+    cache.save(KEY, Experience())
+    (path,) = tmp_path.iterdir()
+    found = msgspec.json.decode(path.read_bytes()) | {"lookups": lookups, "right": [9.0]}
+    path.write_bytes(msgspec.json.encode(found | {"seen": [1.0]}))
+    experience = cache.load(KEY)
+    assert experience.acceptance.counts == Experience().acceptance.counts
+    assert experience.lookups[1].counts == Experience().lookups[1].counts
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from support.model_pair import VOCAB, ModelDraft, ModelTarget
 
 from launch.auto_width import Experience
+from launch.block import Block
 from launch.events import TargetFacts
 from launch.hints import Guesses
 from launch.inprocess import run_spec_decode
@@ -89,6 +90,35 @@ def test_what_is_emitted_says_how_far_such_runs_are_right_for_this_request_and_t
 def test_as_many_rows_are_verified_as_emit_most_in_their_time(growth, tokens, rows):
     seconds = [STEP * (1 + growth * row) for row in range(4)]
     assert policy(seconds).rows_for(tokens, NOW) == rows
+
+
+def test_the_rival_is_a_step_at_the_same_position_also_where_no_draft_was_ever_asked():
+    experience, late = Experience(), Situation(1, 100, 8000)
+    for rows, seconds in ((1, 0.010), (16, 0.012)):
+        experience.costs.verify.note(rows, 0, seconds)
+        experience.costs.verify.note(rows, late.position, 2 * seconds)
+    chosen = experience.policy(AUTO)
+    chosen.choose(late)
+    assert chosen.rows_for([1.0, 1.6, 1.9, 2.1], late) == 4
+
+
+def test_a_verify_that_took_no_time_is_compared_with_nothing():
+    experience = Experience()
+    experience.costs.verify.note(1, 0, STEP)
+    experience.costs.verify.note(16, 0, 0.0)
+    assert experience.policy(AUTO).rows_for([1.0 + row for row in range(16)], NOW) == 1
+
+
+@pytest.mark.parametrize(("drafted", "said"), [(False, "alone"), (True, "more than drafts")])
+def test_the_reason_says_whether_the_draft_took_part(drafted, said):
+    guesses = Guesses({}, "auto", unknown())
+    text = journal([1, 2, 3, 1, 2])
+    assert guesses.mode(("autoregressive", "why"), drafted=drafted) == ("autoregressive", "why")
+    assert guesses.rows(policy([STEP] * 4), NOW, text, 4) == 4
+    guesses.complete(Block(), text, 3)
+    mode = guesses.mode(("autoregressive", "why"), drafted=drafted)
+    assert mode == ("speculative", f"guesses {said}: why")
+    assert guesses.mode(("speculative", ""), drafted=drafted) == ("speculative", "")
 
 
 def test_a_fixed_width_and_a_step_of_unknown_price_have_no_round_of_ngrams():
