@@ -142,6 +142,7 @@ def misbehave(manner):
             say(Problem(code="config", detail="these data will not do"))
             sys.exit(78)
         case "defect":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what it says last is why it failed
             sys.stderr.write("KeyError: 'lost'\n")
             sys.stderr.flush()
             say(Problem(code="internal", detail="it failed; the daemon's log says why"))
