@@ -135,7 +135,7 @@ def start_mode(name: str, plan: Plan, stops: Sequence[int]) -> Mode:
         wide = msgspec.structs.replace(plan, widest=DEFAULT_TREE_BUDGET + 1)
         return Daemons(wide, stops, AUTO, "auto", ngram="never")
     if name in ("auto", "draft", "ngrams"):
-        wide = msgspec.structs.replace(plan, widest=GUESS_WIDTH)  # as `generate` has it
+        wide = msgspec.structs.replace(plan, widest=GUESS_WIDTH)  # as a supervisor has it
         return Daemons(wide, stops, AUTO, ngram="never" if name == "draft" else "auto")
     return Daemons(plan, stops, FULL)
 
