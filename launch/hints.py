@@ -1,12 +1,11 @@
 """Proposals that no draft made: a caller's hints, and n-grams; verified like any other."""
 
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from typing import Final, Literal
 
 from launch.block import Block
 from launch.journal import Journal
-from launch.lookups import Lookups, Rates
+from launch.lookups import Lookups, Rates, agreeing
 from launch.ngram import NgramLookup
 from launch.policy import Situation, WidthPolicy
 from launch.token_ids import pack_ids, unpack_ids
@@ -16,10 +15,6 @@ START: Final = 1.0  # tokens a round that a draft is believed to have right at f
 SHARE: Final = 0.2  # of the latest round in a moving mean
 
 Mode = tuple[Literal["speculative", "autoregressive"], str]
-
-
-def _equal(pair: tuple[int, int]) -> bool:
-    return pair[0] == pair[1]
 
 
 def overlay(
@@ -63,7 +58,7 @@ class Race:
         """The round's tokens are known."""
         for name, ids in self._tried.items():
             if ids:
-                same = sum(1 for _ in takewhile(_equal, zip(ids, emitted, strict=False)))
+                same = agreeing(ids, emitted)
                 self._rates[name] += (same - self._rates[name]) * SHARE
         self._tried = {}
 

@@ -28,6 +28,12 @@ def unknown() -> Rates:
     return {length: Acceptance(first) for length, first in FIRST.items()}
 
 
+def agreeing(ids: Sequence[int], emitted: Sequence[int]) -> int:
+    """How many of the first `ids` are what was emitted."""
+    pairs = zip(ids, emitted, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 class Lookups:
     """Of one request; `shared` is what is known from all requests, and learns from this one."""
 
@@ -62,8 +68,7 @@ class Lookups:
         """The round behind `find` has emitted these tokens."""
         if not self._run:
             return
-        pairs = zip(self._ids, emitted, strict=False)
-        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        right = agreeing(self._ids, emitted)
         for rates in (self._own[self._run], self._shared[self._run]):
             rates.note(right, min(len(self._ids), len(emitted)))
         self._run = 0
