@@ -6,7 +6,7 @@ from typing import Final, Literal
 from launch.block import Block
 from launch.journal import Journal
 from launch.lookups import Lookups, Rates, agreeing
-from launch.ngram import NgramLookup
+from launch.ngram import NgramLookup, RequestNgrams
 from launch.policy import Situation, WidthPolicy
 from launch.token_ids import pack_ids, unpack_ids
 from protocol.messages import Ngram
@@ -73,11 +73,10 @@ class Guesses:
 
     def __init__(self, hints: Mapping[int, int], ngram: Ngram, rates: Rates) -> None:
         self._hints = hints
-        self._ngram = NgramLookup() if ngram == "always" else None
+        self._ngrams = RequestNgrams() if ngram == "always" else None
         self._lookups = Lookups(rates) if ngram == "auto" and not hints else None
         self._alone: tuple[int, ...] = ()  # the round's, where n-grams make it
         self._race = Race()
-        self._known = 0  # bytes of prompt and output that the n-grams have taken in
         self._used = False
 
     def rows(self, policy: WidthPolicy, now: Situation, journal: Journal, most: int) -> int:
@@ -98,16 +97,11 @@ class Guesses:
         if self._hints:
             hinted = overlay(block.proposed, self._hints, journal.emitted, widest)
             block.proposed, block.hinted = hinted
-        if self._ngram is not None:
-            self._look_up(self._ngram, block, journal, widest)
+        if self._ngrams is not None:
+            self._look_up(self._ngrams.of(journal), block, widest)
         self._used = self._used or bool(block.hinted or block.looked_up)
 
-    def _look_up(self, ngram: NgramLookup, block: Block, journal: Journal, widest: int) -> None:
-        if not self._known:
-            ngram.extend(unpack_ids(journal.prompt))
-        emitted = journal.tokens
-        ngram.extend(unpack_ids(emitted[self._known :]))
-        self._known = len(emitted)
+    def _look_up(self, ngram: NgramLookup, block: Block, widest: int) -> None:
         ids = unpack_ids(block.proposed)
         found = ngram.propose(ids, widest - len(ids))
         alone = ngram.propose((), widest) if ids and not block.hinted else []

@@ -36,6 +36,10 @@ class Journal:
         """Everything emitted, as int32 bytes."""
         return bytes(self._emitted)
 
+    def after(self, count: int) -> bytes:
+        """What was emitted after the first `count` tokens."""
+        return bytes(self._emitted[count * WIDTH :])
+
     def emit(self, tokens: bytes) -> None:
         """Record tokens at the moment they go out."""
         self._emitted += tokens

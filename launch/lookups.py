@@ -11,13 +11,11 @@ from typing import Final
 
 from launch.acceptance import Acceptance
 from launch.journal import Journal
-from launch.ngram import NgramLookup
-from launch.token_ids import WIDTH, unpack_ids
+from launch.ngram import RequestNgrams
 
 # How often the first id behind a run of so many tokens was right in greedy answers of the default
 # model to 47 public prompts, where nothing else is known.
 FIRST: Final = {1: 0.25, 2: 0.55, 3: 0.6, 4: 0.75, 5: 0.85}
-REACH: Final = 32_768  # tokens of a prompt, its last ones, in which runs are looked for
 OTHER_TEXT: Final = 2.0  # rounds that outcomes of earlier requests count for
 
 Rates = dict[int, Acceptance]  # by the run's length
@@ -42,21 +40,13 @@ class Lookups:
         self._own = {length: rates.copy() for length, rates in shared.items()}
         for rates in self._own.values():
             rates.fade(OTHER_TEXT)
-        self._ngram = NgramLookup()
-        self._known = 0  # bytes of the output that were taken in
-        self._begun = False
+        self._ngrams = RequestNgrams()
         self._run = 0
         self._ids: tuple[int, ...] = ()
 
     def find(self, journal: Journal, count: int) -> tuple[int, ...]:
         """Up to `count` ids to follow all that was emitted; the same until more is."""
-        if not self._begun:
-            self._ngram.extend(unpack_ids(journal.prompt[-REACH * WIDTH :]))
-            self._begun = True
-        emitted = journal.tokens
-        self._ngram.extend(unpack_ids(emitted[self._known :]))
-        self._known = len(emitted)
-        self._run, ids = self._ngram.find((), count)
+        self._run, ids = self._ngrams.of(journal).find((), count)
         self._ids = tuple(ids)
         return self._ids
 

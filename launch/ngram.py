@@ -6,6 +6,10 @@
 from collections.abc import Sequence
 from typing import Final
 
+from launch.journal import Journal
+from launch.token_ids import WIDTH, unpack_ids
+
+REACH: Final = 32_768  # tokens of a prompt, its last ones, in which runs are looked for
 LONGEST: Final = 5
 SHORTEST: Final = 2  # alone; a match of one token is rarely more than chance
 TRUSTED: Final = 3  # behind a draft's block, whose own tokens are only guesses
@@ -56,3 +60,22 @@ class NgramLookup:
         for index in range(count):
             known.append(known[index])
         return known[:count]
+
+
+class RequestNgrams:
+    """The n-grams of one request, which take in its prompt and output as far as these have come."""
+
+    __slots__ = ("_known", "_ngram")
+
+    def __init__(self) -> None:
+        self._ngram = NgramLookup()
+        self._known = -1  # tokens of the output that were taken in; -1: nor is the prompt
+
+    def of(self, journal: Journal) -> NgramLookup:
+        """With all that `journal` has."""
+        if self._known < 0:
+            self._ngram.extend(unpack_ids(journal.prompt[-REACH * WIDTH :]))
+            self._known = 0
+        self._ngram.extend(unpack_ids(journal.after(self._known)))
+        self._known = journal.emitted
+        return self._ngram

@@ -11,7 +11,8 @@ from launch.events import TargetFacts
 from launch.hints import Guesses
 from launch.inprocess import run_spec_decode
 from launch.journal import Journal
-from launch.lookups import REACH, Lookups, unknown
+from launch.lookups import Lookups, unknown
+from launch.ngram import REACH
 from launch.policy import AUTO, FULL, FixedWidth, Situation
 from launch.token_ids import pack_ids
 
