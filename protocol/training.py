@@ -164,13 +164,13 @@ class TrainConfig(FrozenConfig, frozen=True, kw_only=True):
     steps: Count = 0  # 0: until `hours` have been used
     hours: float = 0.0
     sequences: Positive = SEQUENCES  # a step
-    anchors: Positive = 16  # a sequence
-    gamma: float = 4.0  # slots are weighted exp(-(k - 1) / gamma)
+    anchors: Positive = 32  # a sequence
+    gamma: Annotated[float, Meta(gt=0)] = 4.0  # slots are weighted exp(-(k - 1) / gamma)
     rate: float = 1e-3  # AdamW's, with a warm-up and a cosine to a tenth
     soft: Fraction = 0.5  # of the loss: against the target's distribution instead of the token
     frequent_rows: Count = 6144  # of the head; 0: all
     random_rows: Count = 1024  # of the others, drawn anew at each step
-    whole_head: Fraction = 0.15  # of the steps, the last ones: on all rows
+    whole: Fraction = 0.15  # of the steps, the last ones: on all rows of head and blocks
     average: Fraction = 0.998  # decay of the moving average that is validated and kept; 0: none
     weight_decay: float = 0.01
     clip: float = 1.0  # longest gradient

@@ -24,9 +24,9 @@ class Lexicon:
     mask: int
     width: int  # of a whole block
 
-    def blocks(self, tokens: Tensor) -> Tensor:
+    def blocks(self, tokens: Tensor, width: int) -> Tensor:
         """Rows [m, width, hidden] of blocks that begin with `tokens` [m]."""
-        ids = torch.full((len(tokens), self.width), self.mask, device=self.embed.device)
+        ids = torch.full((len(tokens), width), self.mask, device=self.embed.device)
         ids[:, 0] = tokens
         return self.embed[ids].to(self.head.dtype)
 
@@ -55,8 +55,8 @@ def rows_of(text: Text, stop: int, device: torch.device, dtype: torch.dtype) -> 
     return bits.view(torch.bfloat16).to(device, dtype)
 
 
-def batch_of(picks: Sequence[Pick], lexicon: Lexicon) -> Batch:
-    """Several texts behind each other; each as far as its last anchor sees."""
+def batch_of(picks: Sequence[Pick], lexicon: Lexicon, width: int) -> Batch:
+    """Several texts behind each other, each as far as its last anchor sees; `width` of a block."""
     device, dtype = lexicon.head.device, lexicon.head.dtype
     features, positions, spans, row, block = [], [], [], 0, 0
     for pick in picks:
@@ -71,7 +71,7 @@ def batch_of(picks: Sequence[Pick], lexicon: Lexicon) -> Batch:
         torch.cat(features),
         torch.cat(positions),
         Blocks(
-            lexicon.blocks(torch.from_numpy(pending.astype(np.int64)).to(device)),
+            lexicon.blocks(torch.from_numpy(pending.astype(np.int64)).to(device), width),
             torch.from_numpy(np.concatenate([pick.anchors for pick in picks])).to(device),
             spans,
         ),
@@ -87,17 +87,19 @@ class Goals:
         self._weights = slot_weights
         self._soft = soft
 
-    def of(self, picks: Sequence[Pick], rows: np.ndarray | None, device: torch.device) -> Goal:
-        """`rows`: of the head, None for all; every true token is among them."""
+    def of(
+        self, picks: Sequence[Pick], width: int, rows: np.ndarray | None, device: torch.device
+    ) -> Goal:
+        """`width`: of a block. `rows`: of the head, None: all; every true token is among them."""
         chosen = self._every if rows is None else rows
         self._columns[chosen] = np.arange(len(chosen))
         try:
-            return self._of(picks, device)
+            return self._of(picks, width, device)
         finally:
             self._columns[chosen] = -1
 
-    def _of(self, picks: Sequence[Pick], device: torch.device) -> Goal:
-        width, block = len(self._weights) + 1, 0
+    def _of(self, picks: Sequence[Pick], width: int, device: torch.device) -> Goal:
+        block = 0
         picked, slots, columns, shares = [], [], [], []
         for pick in picks:
             places = pick.anchors[:, None] + np.arange(1, width)

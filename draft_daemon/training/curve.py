@@ -50,7 +50,9 @@ def _steps(loss: Any, accuracy: Any, steps: Sequence[Stepped]) -> None:
     if steps:
         at = _means(np.array([line.step for line in steps], float))
         loss.plot(at, _means(np.array([line.loss for line in steps])))
-        slots = np.array([line.accuracy for line in steps])
+        slots = np.full((len(steps), max(len(line.accuracy) for line in steps)), np.nan)
+        for row, line in zip(slots, steps, strict=True):
+            row[: len(line.accuracy)] = line.accuracy
         for slot in range(slots.shape[1]):
             accuracy.plot(at, _means(slots[:, slot]), label=f"slot {slot + 1}")
         accuracy.legend(fontsize="small", ncols=4)

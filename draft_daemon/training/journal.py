@@ -21,7 +21,7 @@ class Stepped(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     step: Count
     loss: float  # weighted mean over the predicted tokens
     rate: float
-    accuracy: tuple[float, ...]  # per slot, over the rows that were scored
+    accuracy: tuple[float, ...]  # per slot that was trained, over the rows that were scored
     tokens: Count  # predicted
     seconds: Annotated[float, Meta(ge=0.0)]  # of the whole run until now
 

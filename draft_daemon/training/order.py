@@ -17,6 +17,7 @@ from protocol.training import TrainConfig
 Array = npt.NDArray[Any]
 WINDOW: Final = 8  # shards whose sequences are shuffled among each other
 LIKELY: Final = float(np.log(0.01))  # ids that the target gives more than this are always scored
+LEAST_WEIGHT: Final = 0.2  # slots that count less are trained in the last steps alone
 ORDER, ANCHORS, ROWS = range(3)  # what is drawn, apart from each other
 
 
@@ -35,6 +36,7 @@ class Step:
     picks: tuple[Pick, ...]
     rows: Array | None  # [c] int64: rows of the head; None: all
     offset: Array | None  # [c] float32: what is added to their logits
+    width: int  # rows of a block
     total: float  # weight of all predicted tokens
 
 
@@ -50,16 +52,18 @@ class Order:
         self._others = np.sort(by_use[config.frequent_rows :]).astype(np.int64)
         slots = np.arange(config.block_size - 1)
         self.slot_weights = np.exp(-slots / config.gamma)
+        self._short = 1 + int(np.count_nonzero(self.slot_weights >= LEAST_WEIGHT))
 
     def passes(self, steps: int) -> float:
         """How often `steps` steps have gone over the data."""
         return steps * self._config.sequences / self._count
 
     def step(self, number: int, *, whole: bool) -> Step:
-        """Step `number`; `whole`: on all rows of the head."""
-        size = self._config.sequences
+        """Step `number`; `whole`: on all rows of the head, and of blocks."""
+        config, size = self._config, self._config.sequences
+        width = config.block_size if whole else self._short
         picks = tuple(self._pick(at) for at in range(number * size, (number + 1) * size))
-        weights = self.slot_weights.cumsum()
+        weights = self.slot_weights[: width - 1].cumsum()
         total = sum(
             float(
                 weights[
@@ -68,9 +72,9 @@ class Order:
             )
             for pick in picks
         )
-        if whole or not self._config.frequent_rows or not len(self._others):
-            return Step(picks, None, None, total)
-        return Step(picks, *self._rows(number, picks), total)
+        if whole or not config.frequent_rows or not len(self._others):
+            return Step(picks, None, None, width, total)
+        return Step(picks, *self._rows(number, picks), width, total)
 
     def _pick(self, at: int) -> Pick:
         text = self._corpus.text(self._place(at))

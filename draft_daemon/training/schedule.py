@@ -15,12 +15,12 @@ SECONDS_AN_HOUR: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Pure: progress from 0 to 1, rate, and which rows of the head are scored."""
+    """Pure: progress from 0 to 1, rate, and whether head and blocks are whole."""
 
     rate: float
     steps: int  # 0: by the clock
     seconds: float
-    whole_head: float
+    whole: float
 
     def progress(self, step: int, seconds: float) -> float:
         """Which part of the run is over, after `step` steps and `seconds`."""
@@ -32,12 +32,12 @@ class Schedule:
         return self.rate * warm * (LEAST + (1 - LEAST) * (1 + math.cos(math.pi * progress)) / 2)
 
     def is_whole(self, progress: float) -> bool:
-        """Whether all rows of the head are scored."""
-        return progress >= 1 - self.whole_head
+        """Whether all rows of the head are scored, and all rows of a block trained."""
+        return progress >= 1 - self.whole
 
 
 def schedule_of(config: TrainConfig) -> Schedule:
     """Raises ConfigError where neither steps nor hours are said, or both are."""
     if (config.steps > 0) == (config.hours > 0):
         raise ConfigError(f"{config.steps} steps and {config.hours:g} hours: say one of both")
-    return Schedule(config.rate, config.steps, config.hours * SECONDS_AN_HOUR, config.whole_head)
+    return Schedule(config.rate, config.steps, config.hours * SECONDS_AN_HOUR, config.whole)

@@ -134,7 +134,7 @@ class Trainer:
         parts.optimiser.step(rate)
         parts.average.update(number)
         self._counts = msgspec.structs.replace(self._counts, step=number + 1)
-        right, seen = sums[1 : parts.lexicon.width], sums[parts.lexicon.width :]
+        right, seen = sums[1 : step.width], sums[step.width :]
         line = Stepped(
             step=number,
             loss=round(loss, 5),
@@ -158,14 +158,14 @@ class Trainer:
         if step.rows is not None and step.offset is not None:
             head = head[torch.from_numpy(step.rows).to(device)]
             offset = torch.from_numpy(step.offset).to(device)
-        batch = batch_of(picks, parts.lexicon)
-        goal = parts.goals.of(picks, step.rows, device)
+        batch = batch_of(picks, parts.lexicon, step.width)
+        goal = parts.goals.of(picks, step.width, step.rows, device)
         with torch.autocast(device.type, torch.bfloat16, enabled=head.dtype == torch.bfloat16):
             hidden = self._module(batch.features, batch.positions, batch.blocks)
         rows = hidden.flatten(0, 1)[goal.picked].to(head.dtype)
         loss, right = weighted_loss(rows, head, offset, goal.wanted)
         (loss * (self._ranks.world / step.total)).backward()
-        slots = parts.lexicon.width - 1
+        slots = step.width - 1
         counted = [
             torch.bincount(goal.slots, weights, slots).double()
             for weights in (right.double(), None)

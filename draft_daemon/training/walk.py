@@ -126,7 +126,7 @@ def _blocks(walkers: Sequence[_Walker], lexicon: Lexicon) -> Blocks:
         rows = slice(walker.rows, walker.rows + walker.at)
         spans.append(Span(rows, slice(index, index + 1), None, beyond))
     anchors = torch.tensor([walker.at for walker in walkers], device=device)
-    return Blocks(lexicon.blocks(pending.to(device)), anchors, spans)
+    return Blocks(lexicon.blocks(pending.to(device), lexicon.width), anchors, spans)
 
 
 def _accepted(walkers: Sequence[_Walker], hidden: Tensor, lexicon: Lexicon) -> list[int]:

@@ -54,6 +54,14 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     help="Rows of a block: the pending token and what the draft proposes behind it.",
 )
 @click.option(
+    "--gamma",
+    type=click.FloatRange(0.1, 1000.0),
+    default=4.0,
+    show_default=True,
+    help="The k-th token of a block counts exp(-(k - 1) / gamma) in the loss; about 1.5 where few "
+    "proposals are accepted.",
+)
+@click.option(
     "--taps",
     default="auto",
     show_default=True,

@@ -259,6 +259,7 @@ def _train_config(job: _Job) -> TrainConfig:
         start=job.plan.train.start,
         layers=options.layers,
         block_size=options.block_size,
+        gamma=options.gamma,
         steps=options.steps or 0,
         hours=options.training_hours,
         seed=options.seed,

@@ -35,6 +35,7 @@ class TrainOptions:
     tokens: int | None
     layers: int
     block_size: int
+    gamma: float
     taps: str
     start: Path | None
     resume: bool
@@ -74,6 +75,7 @@ class TrainOptions:
             "dtype": data.dtype,
             "layers": train.layers,
             "block_size": train.block_size,
+            "gamma": train.gamma,
             "tokens": train.tokens or None,
             "start": Path(train.start) if train.start else None,
         }
@@ -127,6 +129,7 @@ def train_plan(options: TrainOptions, mask_token_id: int) -> TrainPlan:
     return TrainPlan(
         layers=options.layers,
         block_size=options.block_size,
+        gamma=options.gamma,
         mask_token_id=mask_token_id,
         hours=options.hours or 0.0,
         steps=options.steps or 0,

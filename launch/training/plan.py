@@ -49,6 +49,7 @@ class TrainPlan(FrozenConfig, frozen=True, kw_only=True):
 
     layers: int
     block_size: int
+    gamma: float = 4.0
     mask_token_id: int
     hours: float = 0.0
     steps: int = 0
@@ -85,6 +86,7 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "exclude": "--exclude",
     "layers": "--layers",
     "block_size": "--block-size",
+    "gamma": "--gamma",
     "mask_token_id": "the mask id",
     "start": "--start",
     "tokens": "--tokens",

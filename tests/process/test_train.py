@@ -219,6 +219,7 @@ def begun(dflashd, target, out, first_begun):
         ("--taps", "0,2", "--taps (1, now 0,2)"),
         ("--layers", "2", "--layers (3, now 2)"),
         ("--block-size", "4", "--block-size (8, now 4)"),
+        ("--gamma", "1.5", "--gamma (4.0, now 1.5)"),
         ("--dtype", "float32", "--dtype (auto, now float32)"),
         ("--tokens", "4000", "--tokens (2000, now 4000)"),
     ],

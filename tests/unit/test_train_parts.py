@@ -219,7 +219,7 @@ def test_the_card_tells_what_was_measured(tmp_path):
         "2 duplicate, 1 excluded",
         "a run of 8 tokens, in lower case, with one of bench.jsonl",
         "1,200 steps in 5 minutes (asked for: 2 hours in all)",
-        "`anchors` 16, `gamma` 4.0, `rate` 0.001",
+        "`anchors` 32, `gamma` 4.0, `rate` 0.001",
         "loss 3.250, accuracy of each slot 0.500 0.250",
         "**1.490**, at step 49",
         "| a\\|b | 1.250 |",

@@ -108,7 +108,7 @@ def test_a_goal_is_the_token_and_what_the_target_found_likely(corpus):
     order = Order(corpus, config_of(block_size=4))
     text = corpus.text(Place(1, 3))
     pick = Pick(text, np.array([text.prompt, len(text.tokens) - 2]))
-    goal = Goals(VOCAB, order.slot_weights, 0.5).of([pick], None, torch.device("cpu"))
+    goal = Goals(VOCAB, order.slot_weights, 0.5).of([pick], 4, None, torch.device("cpu"))
     assert goal.picked.tolist() == [1, 2, 3, 5]
     assert goal.slots.tolist() == [0, 1, 2, 0]
     places = [text.prompt + 1, text.prompt + 2, text.prompt + 3, len(text.tokens) - 1]
@@ -120,13 +120,26 @@ def test_a_goal_is_the_token_and_what_the_target_found_likely(corpus):
     assert goal.wanted.weights.tolist() == pytest.approx(np.exp([0, -0.25, -0.5, 0]).tolist())
 
 
+def test_blocks_are_short_until_they_are_whole(corpus):
+    order = Order(corpus, config_of(gamma=1.5))
+    short, whole = (order.step(0, whole=each) for each in (False, True))
+    assert (short.width, whole.width) == (4, 8)
+    goals = Goals(VOCAB, order.slot_weights, 0.5)
+    for step in (short, whole):
+        goal = goals.of(step.picks, step.width, step.rows, torch.device("cpu"))
+        assert goal.slots.max() + 2 == min(step.width, 8)
+        assert goal.wanted.weights.sum() == pytest.approx(step.total)
+    assert Order(corpus, config_of()).step(0, whole=False).width == 8
+    assert Order(corpus, config_of(gamma=0.1)).step(0, whole=False).width == 2
+
+
 def test_where_the_target_said_nothing_the_token_is_the_goal(corpus):
     text = corpus.text(Place(0, 1))
     bare = type(text)(
         text.tokens, text.prompt, text.top_ids * 0, text.top_logprobs * 0, text.features, ""
     )
     pick = Pick(bare, np.array([text.prompt]))
-    goal = Goals(VOCAB, np.ones(3), 0.5).of([pick], None, torch.device("cpu"))
+    goal = Goals(VOCAB, np.ones(3), 0.5).of([pick], 4, None, torch.device("cpu"))
     assert goal.wanted.shares[:, 0].tolist() == [1.0] * 3
 
 
@@ -136,8 +149,8 @@ def test_a_true_token_that_is_not_scored_is_refused(corpus):
     rows = np.setdiff1d(np.arange(VOCAB), text.tokens[-1:])
     goals = Goals(VOCAB, np.ones(8), 0.5)
     with pytest.raises(ConfigError, match="not among the rows"):
-        goals.of([pick], rows, torch.device("cpu"))
-    assert goals.of([pick], None, torch.device("cpu")).slots.tolist() == list(
+        goals.of([pick], 9, rows, torch.device("cpu"))
+    assert goals.of([pick], 9, None, torch.device("cpu")).slots.tolist() == list(
         range(len(text.tokens) - 1 - text.prompt)
     )
 
