@@ -242,8 +242,7 @@ def _train(job: _Job, found: Found, watch: Watch) -> Trained:
     meeting = (job.out / MEETING).absolute()
     plan.remove(meeting)  # of ranks that were killed
     try:
-        places = teaching.places(job.options.ranks, meeting)
-        return teaching.teach(line, places, watch, accepted)
+        return teaching.teach(line, teaching.places(job.options.ranks, meeting), watch, accepted)
     finally:
         plan.remove(meeting)
 
