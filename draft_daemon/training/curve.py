@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,11 +51,9 @@ def _steps(loss: Any, accuracy: Any, steps: Sequence[Stepped]) -> None:
     if steps:
         at = _means(np.array([line.step for line in steps], float))
         loss.plot(at, _means(np.array([line.loss for line in steps])))
-        slots = np.full((len(steps), max(len(line.accuracy) for line in steps)), np.nan)
-        for row, line in zip(slots, steps, strict=True):
-            row[: len(line.accuracy)] = line.accuracy
-        for slot in range(slots.shape[1]):
-            accuracy.plot(at, _means(slots[:, slot]), label=f"slot {slot + 1}")
+        slots = zip_longest(*(line.accuracy for line in steps), fillvalue=np.nan)
+        for slot, values in enumerate(slots, 1):
+            accuracy.plot(at, _means(np.array(values)), label=f"slot {slot}")
         accuracy.legend(fontsize="small", ncols=4)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from support.learnable import tiny_config, write_answers, write_learnable_target
 from support.trained import figures_of_the_loop, train
 
-from draft_daemon.training.journal import read_journal
+from draft_daemon.training.journal import Stepped, read_journal
 from draft_daemon.training.state import STATE
 from protocol.ending import Ended
 from protocol.errors import CheckpointError, ConfigError, InsufficientMemory, NotFinite
@@ -77,6 +78,15 @@ def test_a_draft_that_was_trained_is_accepted_and_before_that_it_is_not(proven):
         steps=STEPS, seconds=trained.seconds, tokens=trained.tokens, passes=trained.passes
     )
     assert all((folder / name).stat().st_mode & 0o777 == 0o644 for name in WRITTEN)
+    assert (folder / CURVE_FILE).read_bytes().startswith(b"\x89PNG")
+
+
+def test_slots_that_count_little_are_trained_at_the_end_and_drawn_from_there_on(fresh):
+    config = fresh(gamma=1.0)
+    train(config)
+    folder = Path(config.folder)
+    steps = [line for line in read_journal(folder / STEPS_FILE) if isinstance(line, Stepped)]
+    assert [len(line.accuracy) for line in steps] == [2] * (SHORT - 1) + [5]
     assert (folder / CURVE_FILE).read_bytes().startswith(b"\x89PNG")
 
 
