@@ -27,6 +27,7 @@ from torch import Tensor
 
 from draft_daemon.engine import Engine
 from launch.coupling import PARTS, Coupling
+from protocol.checkpoints.draft_vocab import ALL
 from protocol.choice import choose
 from protocol.codec import pack_tokens, unpack_tokens
 from protocol.messages import (
@@ -193,6 +194,7 @@ def _ratio(tokens: int, rounds: int) -> float:
 def main(arguments: Sequence[str]) -> int:
     """Record, walk, print, and write."""
     options = decode.parse(arguments)
+    options.draft_vocab = ALL  # every id's score is looked at
     plan = decode.plan_of(options)
     prompts, stops = read_prompts(options.prompts, Path(plan.model), options.limit)
     pair = InProcess(plan, tuple(stops))

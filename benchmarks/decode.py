@@ -35,7 +35,7 @@ from measuring.prompts import DEFAULT, Prompt, read_prompts
 from measuring.tables import print_report
 
 from launch.commands.sampling import GUESS_WIDTH
-from launch.drafts import resolve_draft
+from launch.drafts import draft_vocab, resolve_draft
 from launch.models import DEFAULT_NAME, resolve_model
 from launch.plan import Plan
 from launch.policy import AUTO, FULL
@@ -83,6 +83,7 @@ def common_options(about: str) -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, help="write everything that was measured here")
     parser.add_argument("--model", default=DEFAULT_NAME)
     parser.add_argument("--draft", help="a folder; the default model's own if left out")
+    parser.add_argument("--draft-vocab", help="as `generate` takes it; the draft's default")
     parser.add_argument(
         "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16")
     )
@@ -114,6 +115,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
     return Plan(
         model=str(model.path),
         draft=None if draft is None else str(draft),
+        draft_vocab=draft_vocab(options.draft_vocab, draft),
         dtype=options.dtype,
         exact=options.exact,
         threads=options.threads,

@@ -29,7 +29,7 @@ from torch import Tensor
 from draft_daemon.engine import Engine
 from draft_daemon.head import Borrowed
 from launch.plan import Plan
-from protocol.checkpoints.draft_vocab import LIST
+from protocol.checkpoints.draft_vocab import ALL, LIST
 from protocol.messages import ProposeItem
 
 SIZES: Final = (4096, 8192, 16384)
@@ -104,6 +104,7 @@ def ids_of(options: Any, plan: Plan) -> list[int]:
 def main(arguments: Sequence[str]) -> int:
     """Measure what was asked for, and print the table."""
     parser = decode.common_options(__doc__)
+    parser.set_defaults(draft_vocab=ALL)  # every id's score is looked at
     parser.add_argument("--acceptance", action="store_true")
     parser.add_argument("--times", action="store_true")
     parser.add_argument("--list", type=Path, help=f"the draft's own {LIST} if left out")
