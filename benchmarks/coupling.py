@@ -25,6 +25,7 @@ from measuring import machine
 from measuring.prompts import read_prompts
 from torch import Tensor
 
+from draft_daemon.chosen import Chosen
 from draft_daemon.engine import Engine
 from launch.coupling import PARTS, Coupling
 from protocol.checkpoints.draft_vocab import ALL
@@ -67,7 +68,7 @@ class Recorder:
     def embed(self, ids: Tensor) -> Tensor:
         return self._lexicon.embed(ids)
 
-    def best(self, hidden: Tensor) -> tuple[int, ...]:
+    def best(self, hidden: Tensor) -> Chosen:
         head = self._lexicon.head
         self.scores = head(hidden.to(head.weight.dtype)).float()
         return self._lexicon.best(hidden)

@@ -12,7 +12,7 @@ the other's part of an OUT that exists.
 import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +26,7 @@ from measuring.prompts import read_prompts
 from record_widths import Recorder, right
 from torch import Tensor
 
+from draft_daemon.chosen import Chosen
 from draft_daemon.engine import Engine
 from draft_daemon.head import Borrowed
 from launch.plan import Plan
@@ -34,7 +35,6 @@ from protocol.messages import ProposeItem
 
 SIZES: Final = (4096, 8192, 16384)
 REPEATS: Final = 25
-Best = Callable[[Tensor], tuple[int, ...]]
 
 
 def tokens_a_round(texts: Sequence[Sequence[int]]) -> float:
@@ -56,12 +56,12 @@ def acceptance(
     subsets = {str(size): torch.tensor(sorted(ids[:size])) for size in SIZES}
     seen: dict[str, list[tuple[int, ...]]] = {"all": [], **{name: [] for name in subsets}}
 
-    def best(hidden: Tensor) -> tuple[int, ...]:
+    def best(hidden: Tensor) -> Chosen:
         logits = head.head(hidden.to(head.head.weight.dtype))
         for name, subset in subsets.items():
             seen[name].append(tuple(subset[logits[:, subset].argmax(dim=-1)].tolist()))
         seen["all"].append(tuple(logits.argmax(dim=-1).tolist()))
-        return seen["all"][-1]
+        return Chosen(seen["all"][-1])
 
     head.best = best  # type: ignore[method-assign]  # every head's choice of the same rows
     found: dict[str, list[list[int]]] = {name: [] for name in seen}

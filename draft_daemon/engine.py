@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from draft_daemon.checkpoint import LoadedDraft
+from draft_daemon.chosen import stated
 from draft_daemon.context import DraftContext
 from draft_daemon.head import Borrowed, noisy
 from draft_daemon.lexicon import Lexicon
@@ -118,7 +119,7 @@ class Engine:
         self._context.reset(SCRATCH)
         hidden = torch.cat(rows_by_place[::-1])
         if self._walker is None:
-            return self._lexicon.best(hidden)
+            return self._lexicon.best(hidden).ids
         singles = zip(hidden[:, None], ids[places.start : places.stop], strict=True)
         return tuple(token for one, at in singles for token in self._best(one, int(at)))
 
@@ -249,7 +250,7 @@ class Engine:
     def _best(self, hidden: Tensor, pending: int) -> tuple[int, ...]:
         """The best ids of consecutive slots behind `pending`."""
         if self._walker is None:
-            return self._lexicon.best(hidden)
+            return self._lexicon.best(hidden).ids
         walked = self._walker.walk(hidden, pending, Noise(0, NOT_SAMPLED))
         return tuple(walked.ids[:, 0].tolist())
 
@@ -262,11 +263,13 @@ class Engine:
             answer["confidences"] = walked.confidences
             return answer | (_alternatives(walked.ids, walked.logprobs) if item.top_k else {})
         if not item.top_k:
-            drawn = item.temperatures
-            ids = self._lexicon.drawn(hidden, *noise) if drawn else self._lexicon.best(hidden)
-            return {"tokens": pack_tokens(ids)}
+            drawn, lexicon = item.temperatures, self._lexicon
+            chosen = lexicon.drawn(hidden, *noise) if drawn else lexicon.best(hidden)
+            return {"tokens": pack_tokens(chosen.ids), "confidences": chosen.confidences}
         few, logprobs = self._lexicon.likeliest(hidden, item.top_k, *noise)
-        return {"tokens": pack_tokens(few[:, 0].tolist())} | _alternatives(few, logprobs)
+        known = stated(logprobs[:, 0]) if self._lexicon.scored else ()
+        first = {"tokens": pack_tokens(few[:, 0].tolist()), "confidences": known}
+        return first | _alternatives(few, logprobs)
 
 
 def _alternatives(ids: Tensor, logprobs: Tensor) -> dict[str, Any]:

@@ -4,6 +4,7 @@ With a vocabulary of its own choice, the draft keeps a copy of those rows of the
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from draft_daemon.checkpoint import LoadedDraft
+from draft_daemon.chosen import Chosen, shares
 from draft_daemon.likeliest import likeliest, with_noise
 from protocol.choice import best_ids, choose
 from protocol.errors import DraftMismatch, UsageError
@@ -27,13 +29,56 @@ def noisy(sampling: Sampling) -> Sampling:
     )
 
 
-class Borrowed:
-    """Turns ids into block rows and hidden rows into ids, over the target's shared tensors.
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """A head, and what its scores are multiplied and capped by.
 
-    Logit scale and soft-cap are monotonic, so that they cannot change the best id; they count
-    where noise is added, or a head of the draft's own corrects the scores. They are the draft's
-    own where its checkpoint states some, or has such a head; else the target's.
+    Both are monotonic, so that they cannot change the best id; they count for how likely it is,
+    where noise is added, and where a head of the draft's own corrects the scores.
     """
+
+    head: Linear
+    ids: Tensor | None  # [rows] int64: the target's ids of its rows; None: 0 .. rows-1
+    scale: float
+    cap: float  # 0: none
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """Logits [n, rows] of `hidden` [n, hidden] in float32, with scale and cap."""
+        return self._factored(self._logits(hidden))
+
+    def best(self, hidden: Tensor) -> Chosen:
+        """The most likely id of each row of `hidden` [n, hidden]; ties go to the lowest."""
+        logits = self._logits(hidden)
+        columns = best_ids(logits)  # before the cap, which may round different logits to one
+        likely = shares(self._factored(logits), columns)
+        return Chosen.of(columns if self.ids is None else self.ids[columns], likely)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden.to(self.head.weight.dtype)).float()
+
+    def _factored(self, logits: Tensor) -> Tensor:
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
+
+
+def scorer(
+    draft: LoadedDraft, head: Linear, ids: Tensor | None, scale: float, cap: float
+) -> Scorer:
+    """`head` with the target's factors, or the draft's own.
+
+    The latter where its checkpoint states some, or its network corrects the scores.
+    """
+    own = draft.config.logit_scale, draft.config.logit_softcap
+    if draft.network.needs_logits or own != (1.0, 0.0):
+        scale, cap = own
+    return Scorer(head, ids, scale, cap)
+
+
+class Borrowed:
+    """Turns ids into block rows and hidden rows into ids, over the target's shared tensors."""
+
+    scored: Final = True
 
     def __init__(
         self,
@@ -45,44 +90,39 @@ class Borrowed:
     ) -> None:
         """`weights` as `FeatureGuest.weights` gives them; ids from `vocab_size` on are padding."""
         config, device = draft.config, draft.network.device
-        own_factors = config.logit_scale, config.logit_softcap
-        if draft.network.needs_logits or own_factors != (1.0, 0.0):
-            logit_scale, logit_softcap = own_factors
-        self._vocab, self._logit_scale, self._cap = vocab_size, logit_scale, logit_softcap
+        self._vocab = vocab_size
         # Mapped memory is used where it lies; a draft on another device takes a copy, once.
         weights = {name: tensor.to(device) for name, tensor in weights.items()}
         self._embed = _shaped(weights, "embed", (config.vocab_size, config.hidden_size))
         self._scale = config.embedding_scale
         self._dtype = draft.network.dtype
         own = draft.own_head
-        self._head = _target_head(draft, weights, vocab_size) if own is None else own.head
-        self._target_ids = None if own is None else own.target_ids
+        head = _target_head(draft, weights, vocab_size) if own is None else own.head
+        ids = None if own is None else own.target_ids
         if draft.vocabulary is not None:
             # In ascending order, so that ties still go to the lowest id.
             ids = draft.vocabulary[draft.vocabulary < vocab_size]
-            self._head, self._target_ids = _rows(self._head, ids), ids
+            head = _rows(head, ids)
+        self._scorer = scorer(draft, head, ids, logit_scale, logit_softcap)
 
     @property
     def head(self) -> Linear:
         """The product that scores tokens."""
-        return self._head
+        return self._scorer.head
 
     @property
     def rows(self) -> int:
         """How many tokens are scored."""
-        return self._head.weight.shape[1 if self._head.transposed else 0]
+        return self.head.weight.shape[1 if self.head.transposed else 0]
 
     @property
     def ids(self) -> Tensor | None:
         """[rows] int64: the target's ids of them; None: 0 .. rows-1."""
-        return self._target_ids
+        return self._scorer.ids
 
     def scores(self, hidden: Tensor) -> Tensor:
         """Logits [n, rows] of `hidden` [n, hidden] in float32, with scale and cap."""
-        logits = self._head(hidden.to(self._head.weight.dtype)).float()
-        if self._logit_scale != 1.0:
-            logits = logits * self._logit_scale
-        return self._cap * torch.tanh(logits / self._cap) if self._cap else logits
+        return self._scorer.scores(hidden)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Rows [n, hidden] of `ids` [n]: the table's own, without the target's input scale."""
@@ -91,19 +131,21 @@ class Borrowed:
         rows = self._embed.index_select(0, ids.to(self._embed.device)).to(self._dtype)
         return rows if self._scale == 1.0 else rows * self._scale
 
-    def best(self, hidden: Tensor) -> tuple[int, ...]:
+    def best(self, hidden: Tensor) -> Chosen:
         """The most likely id of each row of `hidden` [n, hidden]; ties go to the lowest id."""
-        return best_of(self._head, self._target_ids, hidden)
+        return self._scorer.best(hidden)
 
     def drawn(
         self, hidden: Tensor, position: int, sampling: Sampling, temperatures: Sequence[float]
-    ) -> tuple[int, ...]:
+    ) -> Chosen:
         """An id for each row of `hidden` [n, hidden]; see `Lexicon.drawn`."""
         logits = self._target_scores(hidden)
-        return tuple(
-            int(choose(row[None], position + index, replace(sampling, temperature=part), NOWHERE))
+        ids = [
+            choose(row[None], position + index, replace(sampling, temperature=part), NOWHERE)
             for index, (row, part) in enumerate(zip(logits, temperatures, strict=True))
-        )
+        ]
+        drawn = torch.cat(ids)
+        return Chosen.of(drawn, shares(logits, drawn, temperatures))
 
     def likeliest(
         self,
@@ -122,16 +164,10 @@ class Borrowed:
     def _target_scores(self, hidden: Tensor) -> Tensor:
         """`scores` by the target's ids, [n, vocab]."""
         logits = self.scores(hidden)
-        if self._target_ids is None:
+        if self.ids is None:
             return logits
         whole = logits.new_full((logits.shape[0], self._vocab), -torch.inf)
-        return whole.index_copy_(1, self._target_ids.to(logits.device), logits)
-
-
-def best_of(head: Linear, target_ids: Tensor | None, hidden: Tensor) -> tuple[int, ...]:
-    """The best of `head`'s rows for each of `hidden` [n, hidden], as the target counts its ids."""
-    ids = best_ids(head(hidden.to(head.weight.dtype)).float())
-    return tuple((ids if target_ids is None else target_ids[ids]).tolist())
+        return whole.index_copy_(1, self.ids.to(logits.device), logits)
 
 
 def _target_head(draft: LoadedDraft, weights: Mapping[str, Tensor], vocab_size: int) -> Linear:

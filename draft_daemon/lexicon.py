@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from draft_daemon.checkpoint import LoadedDraft
-from draft_daemon.head import Borrowed, best_of
+from draft_daemon.chosen import Chosen
+from draft_daemon.head import Borrowed, scorer
 from protocol.checkpoints.identity import identify
 from protocol.config import DraftConfig
 from protocol.errors import ConfigError, DraftMismatch, UnsupportedModel
@@ -20,20 +21,26 @@ from protocol.transports.base import FeatureGuest, RemoteTarget
 class Lexicon(Protocol):
     """Turns ids into block rows, and hidden rows into ids."""
 
+    @property
+    def scored(self) -> bool:
+        """Whether it sees scores, so that it can tell how likely an id is."""
+        ...
+
     def embed(self, ids: Tensor) -> Tensor:
         """Rows [n, hidden] of `ids` [n] in the draft's dtype."""
         ...
 
-    def best(self, hidden: Tensor) -> tuple[int, ...]:
+    def best(self, hidden: Tensor) -> Chosen:
         """The most likely id of each row of `hidden` [n, hidden]."""
         ...
 
     def drawn(
         self, hidden: Tensor, position: int, sampling: Sampling, temperatures: Sequence[float]
-    ) -> tuple[int, ...]:
+    ) -> Chosen:
         """An id for each row of `hidden` [n, hidden], the first of which is at `position`.
 
         Each is what the target would choose with these scores at its temperature; 0: the best.
+        Its confidence is its share of the softmax at that temperature, 0: at 1.
         """
         ...
 
@@ -55,9 +62,16 @@ class Lexicon(Protocol):
 class Asked:
     """The target is asked (``--draft-head target``): a round trip for each of the two."""
 
-    def __init__(self, draft: LoadedDraft, target: RemoteTarget) -> None:
-        """Raises UnsupportedModel for a head that must see the target's logits.
+    def __init__(
+        self,
+        draft: LoadedDraft,
+        target: RemoteTarget,
+        logit_scale: float = 1.0,
+        logit_softcap: float = 0.0,
+    ) -> None:
+        """Scale and cap are the target's, for a head of the draft's own: see `scorer`.
 
+        Raises UnsupportedModel for a head that must see the target's logits.
         Raises ConfigError for a vocabulary: the target scores all ids.
         """
         network = type(draft.network)
@@ -80,20 +94,30 @@ class Asked:
         self._target = target
         self._dtype, self._device = draft.network.dtype, draft.network.device
         self._scale = draft.config.embedding_scale
-        self._own = draft.own_head
+        own = draft.own_head
+        self._own = (
+            None
+            if own is None
+            else scorer(draft, own.head, own.target_ids, logit_scale, logit_softcap)
+        )
+
+    @property
+    def scored(self) -> bool:
+        return self._own is not None
 
     def embed(self, ids: Tensor) -> Tensor:
         rows = self._target.embed(tuple(ids.tolist())).to(self._device, self._dtype)
         return rows if self._scale == 1.0 else rows * self._scale
 
-    def best(self, hidden: Tensor) -> tuple[int, ...]:
+    def best(self, hidden: Tensor) -> Chosen:
+        """The most likely id of each row of `hidden`; the target's answer says no more than ids."""
         if self._own is None:
-            return self._target.project(hidden)
-        return best_of(self._own.head, self._own.target_ids, hidden)
+            return Chosen(self._target.project(hidden))
+        return self._own.best(hidden)
 
     def drawn(
         self, hidden: Tensor, position: int, sampling: Sampling, temperatures: Sequence[float]
-    ) -> tuple[int, ...]:
+    ) -> Chosen:
         """The best ids: the target answers no scores to add noise to."""
         del position, sampling, temperatures
         return self.best(hidden)
@@ -106,10 +130,11 @@ class Asked:
         sampling: Sampling,
         temperatures: Sequence[float],
     ) -> tuple[Tensor, Tensor]:
-        """The best ids alone, each for certain: there are no scores here."""
+        """The best ids alone, each for certain where there are no scores."""
         del count, position, sampling, temperatures
-        ids = torch.tensor(self.best(hidden))[:, None]
-        return ids, torch.zeros(ids.shape)
+        best = self.best(hidden)
+        ids = torch.tensor(best.ids)[:, None]
+        return ids, torch.tensor(best.confidences or (1.0,) * len(best.ids)).log()[:, None]
 
 
 def lexicon(draft: LoadedDraft, guest: FeatureGuest, pair: Pair, config: DraftConfig) -> Lexicon:
@@ -127,7 +152,7 @@ def lexicon(draft: LoadedDraft, guest: FeatureGuest, pair: Pair, config: DraftCo
             )
         return Borrowed(draft, guest.weights(), pair.vocab_size, scale, cap)
     if config.draft_head == "target":
-        return Asked(draft, remote)
+        return Asked(draft, remote, scale, cap)
     if not config.target_model:
         raise ConfigError(
             "the target is on another host: name its checkpoint on this one (--target-model), or "

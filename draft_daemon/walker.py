@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from draft_daemon.checkpoint import LoadedDraft
+from draft_daemon.chosen import shares, stated
 from draft_daemon.head import NOWHERE, Borrowed
 from draft_daemon.likeliest import RACING, likeliest, raced, with_noise
 from draft_daemon.models.base import Lent
@@ -40,7 +41,7 @@ class Walked:
 
     ids: Tensor  # [slots, n]
     logprobs: Tensor  # [slots, n]
-    confidences: tuple[float, ...]  # of the chosen ids; empty: the network states none
+    confidences: tuple[float, ...]  # of the chosen ids: the network's word, or their probabilities
 
 
 class Walker:
@@ -61,19 +62,21 @@ class Walker:
             columns = _pool(scores)
             scores, ids = scores[:, columns], columns if ids is None else ids[columns]
         walk = self._head.walk(hidden, scores, pending, columns)
-        chosen, logs, confidences = [], [], []
+        chosen, logs, said = [], [], []
         scored = next(walk)
         for slot in range(len(hidden)):
             named = ids if scored.ids is None else scored.ids
             found, logprobs = self._ranked(scored.scores, named, slot, noise, count)
             chosen.append(found)
             logs.append(logprobs)
-            if scored.confidence is not None:
-                confidences.append(scored.confidence)
+            said.append(scored.confidence)
             if slot + 1 < len(hidden):
                 scored = walk.send(int(found[0]))
         walk.close()
-        return Walked(torch.stack(chosen), torch.stack(logs), tuple(confidences))
+        logprobs = torch.stack(logs)
+        pairs = zip(said, stated(logprobs[:, 0]), strict=True)
+        confidences = tuple(share if word is None else word for word, share in pairs)
+        return Walked(torch.stack(chosen), logprobs, confidences)
 
     def _ranked(
         self, scores: Tensor, ids: Tensor | None, slot: int, noise: Noise, count: int
@@ -82,23 +85,37 @@ class Walker:
         position, temperature = noise.position + slot, noise.at(slot)
         if ids is not None and len(ids) <= RACING:
             logs, order = scores.log_softmax(0).sort(descending=True, stable=True)
-            found = ids[order], logs
+            found = named, shown = ids[order], logs
             if temperature:
-                found = raced(*found, position, noise.sampling, temperature)
+                found = raced(named, shown, position, noise.sampling, temperature)
+            if temperature and count == 1:
+                return found[0][:1], (logs / temperature).log_softmax(0)[named == found[0][0]]
             return found[0][:count], found[1][:count]
-        if count == 1 and not temperature:
-            best = best_ids(scores[None])
-            return best if ids is None else ids[best], torch.zeros(1)
-        row = self._whole(scores, ids)[None]
         if count == 1:
-            sampling = replace(noise.sampling, temperature=temperature)
-            return choose(row, position, sampling, NOWHERE), torch.zeros(1)
+            return self._single(scores, ids, position, noise.sampling, temperature)
+        row = self._whole(scores, ids)[None]
         few = (
             with_noise(row, count, position, noise.sampling, [temperature])
             if temperature
             else likeliest(row, count)
         )
         return few[0][0], few[1][0]
+
+    def _single(
+        self,
+        scores: Tensor,
+        ids: Tensor | None,
+        position: int,
+        sampling: Sampling,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        """The id to propose [1], and its log-probability [1] at `temperature`."""
+        if not temperature:
+            best = best_ids(scores[None])
+            return best if ids is None else ids[best], shares(scores[None], best).log()
+        row = self._whole(scores, ids)[None]
+        drawn = choose(row, position, replace(sampling, temperature=temperature), NOWHERE)
+        return drawn, shares(row, drawn, [temperature]).log()
 
     def _whole(self, scores: Tensor, ids: Tensor | None) -> Tensor:
         """`scores` by the target's ids."""

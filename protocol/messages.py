@@ -505,8 +505,10 @@ class ProposedItem(Item, frozen=True, kw_only=True):
     """``width - 1`` proposed ids for positions ``base_pos + 1 ..``; times of the draft's engine.
 
     Where they were asked for: `top_ids` of each slot, the first being the proposed one, and
-    `top_logprobs`, slot by slot, likeliest first. A network that can tell states `confidences`: of
-    each slot how likely its id is the target's, all before it being so.
+    `top_logprobs`, slot by slot, likeliest first. `confidences` say of each slot how likely its id
+    is the target's, all before it being so: by the network's own word where it has one, else the
+    id's share of the softmax of the draft's scores, at the slot's temperature or, with
+    alternatives, of those that race. None where the draft sees no scores.
     """
 
     tokens: TokenBytes

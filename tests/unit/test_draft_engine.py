@@ -70,8 +70,9 @@ def test_a_head_of_the_drafts_own_walks_from_the_pending_token(tmp_path, name):
         answer = bench.propose(20, width=whole, top_k=3)
         assert unpack(answer.tokens) == unpack(answer.top_ids)[::3] == tokens
         assert len(answer.top_logprobs) == 3 * len(tokens)
-        stated = config.options.get("enable_confidence_head", False)
-        assert len(answer.confidences) == (len(tokens) if stated else 0)
+        assert len(answer.confidences) == len(tokens)
+        chain = bench.propose(20, width=whole).confidences
+        assert answer.confidences == pytest.approx(chain, rel=1e-4)
         others = {tuple(bench.tokens(20, pending=at, width=whole)) for at in range(6)}
         assert len(others) == 6
         drawn = {tuple(bench.tokens(20, width=whole, temperatures=(t,) * len(tokens))) for t in HOT}

@@ -175,6 +175,33 @@ def test_a_slot_is_drawn_with_the_noise_of_its_position(bench, count):
     assert tokens != bench.walker.walk(bench.hidden, PENDING, GREEDY).ids[:, 0].tolist()
 
 
+def shares_of(bench, tokens, heats=(1.0,) * SLOTS, ids=None):
+    """What `tokens` have of the softmax of the formula's scores; of `ids` alone."""
+    scores = np.stack(bench.rows(tokens)).astype(np.float64) / np.array(heats)[:, None]
+    if ids is not None:
+        scores[:, np.setdiff1d(np.arange(VOCAB), ids)] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    found = (weights / weights.sum(-1, keepdims=True))[range(SLOTS), tokens]
+    return pytest.approx(found.tolist(), rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("heats", [(), (0.7, 0.0, 1.3, 0.4, 1.0)])
+def test_a_network_that_does_not_say_how_sure_it_is_goes_by_its_scores(
+    tmp_path, bench, count, heats
+):
+    raw = HEADS[bench.draft.config.network]
+    silent = Bench(tmp_path / "s", merged(raw, dflash_config={"enable_confidence_head": None}))
+    asked = Noise(20, Sampling(seed=5), heats)
+    walked = silent.walker.walk(silent.hidden, PENDING, asked, count)
+    tokens = walked.ids[:, 0].tolist()
+    first = walked.logprobs[:, 0].exp().tolist()
+    assert walked.confidences == pytest.approx(first, rel=1e-4)
+    if count == 1 or not heats:  # alternatives at a temperature race
+        each = [heat or 1.0 for heat in heats] or (1.0,) * SLOTS
+        assert walked.confidences == shares_of(silent, tokens, each)
+
+
 def test_ids_that_are_not_scored_are_never_chosen(tmp_path, bench):
     path = tmp_path / "ids.json"
     ids = list(range(1, VOCAB, 4))
@@ -204,9 +231,12 @@ def test_a_large_vocabulary_is_corrected_where_the_targets_head_likes_it_best(
     walked = some.walker.walk(some.hidden, PENDING, asked)
     tokens = walked.ids[:, 0].tolist()
     rows = bench.rows(tokens).astype(np.float64)
+    heats = (temperature or 1.0,) * SLOTS
     if network != "dflash2":
         best = sorted(ids, key=lambda one: -bench.base()[:, one].max())[:70]
         rows[:, np.setdiff1d(np.arange(VOCAB), best)] = -np.inf
+        said = network == "dspark"  # by a head of its own
+        assert said or walked.confidences == shares_of(bench, tokens, heats, best)
     elif vocab != "all":
         return  # its candidates are the best of those that are scored
     for slot, row in enumerate(rows):
@@ -301,7 +331,8 @@ def test_a_confidence_head_that_is_not_switched_on_is_left_out(tmp_path):
     extra = {"confidence_head.proj.weight": torch.ones(1, 40)}
     raw = merged(DSPARK, dflash_config={"enable_confidence_head": None})
     bench = Bench(tmp_path, raw, extra=extra)
-    assert bench.walker.walk(bench.hidden, PENDING, GREEDY).confidences == ()
+    walked = bench.walker.walk(bench.hidden, PENDING, GREEDY)
+    assert walked.confidences == shares_of(bench, walked.ids[:, 0].tolist())
     assert "confidence_head.proj.weight" in bench.draft.ignored
 
 

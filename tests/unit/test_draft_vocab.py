@@ -144,7 +144,7 @@ def test_the_best_of_the_chosen_ids_is_proposed_and_no_other(folder, layout):
     ids = torch.tensor(sorted([9, 3, 70, 5, 1]))
     lexicon = Borrowed(chosen, weights, VOCAB)
     expected = ids[(rows @ table[ids].t()).argmax(dim=-1)]
-    assert lexicon.best(rows) == tuple(expected.tolist())
+    assert lexicon.best(rows).ids == tuple(expected.tolist())
     assert lexicon.head.weight.untyped_storage().nbytes() == 5 * HIDDEN * 4
     assert chosen.weight_bytes - whole.weight_bytes == 5 * HIDDEN * 4
     every = replace(whole, vocabulary=torch.arange(VOCAB))
@@ -155,7 +155,7 @@ def test_padding_of_the_target_is_never_proposed(folder):
     table = torch.ones(VOCAB, HIDDEN)
     table[70] = 100.0
     lexicon = Borrowed(load_draft(folder, torch.float32, vocab="5"), {"embed": table}, 70)
-    assert lexicon.best(torch.ones(1, HIDDEN)) == (1,)
+    assert lexicon.best(torch.ones(1, HIDDEN)).ids == (1,)
 
 
 def test_a_target_that_scores_takes_no_vocabulary(folder):

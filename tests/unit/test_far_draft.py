@@ -73,7 +73,7 @@ def test_a_draft_with_a_head_of_its_own_does_not_ask_for_ids(pair):
     assert torch.equal(asked.embed(ids), table[ids])
     hidden = torch.randn(3, table.shape[1], generator=torch.Generator().manual_seed(1))
     best = (hidden @ table[reduced].T).argmax(dim=-1)
-    assert asked.best(hidden) == tuple(reduced[best].tolist())
+    assert asked.best(hidden).ids == tuple(reduced[best].tolist())
     assert asked.drawn(hidden, 5, Sampling(seed=1), (1.0, 1.0, 1.0)) == asked.best(hidden)
     assert not [message for message in pair.host.handled if isinstance(message, Project)]
 
