@@ -66,7 +66,7 @@ def acceptance(
     head.best = best  # type: ignore[method-assign]  # every head's choice of the same rows
     found: dict[str, list[list[int]]] = {name: [] for name in seen}
     for prompt in prompts:
-        emitted, _ = recorder.decode(prompt.ids, max_tokens)
+        emitted = recorder.decode(prompt.ids, max_tokens).emitted
         for name, blocks in seen.items():
             found[name].append(right(emitted, blocks))
             blocks.clear()

@@ -3,8 +3,9 @@
 ``python benchmarks/record_widths.py OUT [--acceptance] [--prices] [--prompts FILE --limit N]``
 
 `--acceptance` decodes one token at a time and asks the draft for a whole block before each, so that
-OUT says of every position how many proposals are right there: whatever widths a policy takes, what
-it would have emitted is then known. It is exact, also on a busy machine. `--prices` times rounds
+OUT says of every position how many proposals are right there, and how likely the draft found each
+to be: whatever a policy does, what it would have emitted is then known. It is exact, also on a busy
+machine. `--prices` times rounds
 of every width, all widths in turn, and must run alone on the machine. Each keeps the other's part
 of an OUT that exists.
 """
@@ -15,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ import decode
 from draft_block import prepare
 from inprocess_worker import InProcess
 from measuring import machine
-from measuring.prompts import read_prompts
+from measuring.prompts import Prompt, read_prompts
 
 from draft_daemon.engine import Engine
 from protocol.codec import pack_tokens, unpack_tokens
@@ -38,7 +40,7 @@ from protocol.messages import (
 
 REPEATS = 15
 MANY = 16  # feature rows of one ingest, at the rate of a probe
-HAND_OVER = 0.00085  # seconds of a question and its answer: benchmarks/README.md
+HAND_OVER = 0.0006  # seconds of a question and its answer: benchmarks/README.md
 
 
 def right(emitted: Sequence[int], proposed: Sequence[Sequence[int]]) -> list[int]:
@@ -48,6 +50,15 @@ def right(emitted: Sequence[int], proposed: Sequence[Sequence[int]]) -> list[int
         pairs = zip(ids, emitted[at + 1 :], strict=False)
         found.append(sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A text, and the draft's whole block after each of its tokens but the last."""
+
+    emitted: list[int]
+    proposed: list[tuple[int, ...]]
+    stated: list[tuple[float, ...]]  # how likely the draft found each slot to be
 
 
 class Recorder:
@@ -60,13 +71,8 @@ class Recorder:
         self._sequence = 1  # `draft_block.prepare` uses it
         self._round = 10
 
-    def decode(
-        self, prompt: Sequence[int], max_tokens: int
-    ) -> tuple[list[int], list[tuple[int, ...]]]:
-        """The target's text, one token at a time, and the draft's whole block after each of them.
-
-        Behind the last token nothing is proposed.
-        """
+    def decode(self, prompt: Sequence[int], max_tokens: int) -> Recorded:
+        """The target's text, one token at a time."""
         self._sequence += 1
         number, target, draft = self._sequence, self.pair.engine, self.draft
         slot = target.open(OpenItem(sequence=number)).slot
@@ -78,20 +84,23 @@ class Recorder:
             item = PrefillItem(sequence=number, start=start, tokens=part, last=last)
             token = target.prefill(item).token
             draft.ingest(IngestItem(sequence=number, stop=min(start + chunk, len(prompt))))
-        emitted, proposed, finish = [token], [], ""
+        found, finish = Recorded([token], [], []), ""
+        emitted = found.emitted
         while not finish and len(emitted) < max_tokens:
             base = len(prompt) + len(emitted) - 1
             block = ProposeItem(
                 sequence=number, base_pos=base, pending=emitted[-1], width=self.block_size
             )
-            proposed.append(unpack_tokens(draft.propose(block).tokens))
+            answer = draft.propose(block)
+            found.proposed.append(unpack_tokens(answer.tokens))
+            found.stated.append(answer.confidences)
             budget = max_tokens - len(emitted)
             verdict = self._verify(number, base, emitted[-1:], budget)
             emitted += unpack_tokens(verdict.tokens)
             finish = verdict.finish
         target.close(CloseItem(sequence=number))
         draft.close(CloseItem(sequence=number))
-        return emitted, proposed
+        return found
 
     def _verify(self, sequence: int, base: int, block: Sequence[int], budget: int) -> Verdict:
         self._round += 1  # one that was seen before would be answered without computing
@@ -139,6 +148,22 @@ class Recorder:
         }
 
 
+def acceptance(
+    recorder: Recorder, prompts: Sequence[Prompt], max_tokens: int
+) -> dict[str, list[Any]]:
+    """Of every position of every text: how many are right, and what is stated, in percent."""
+    texts: dict[str, list[Any]] = {"texts": [], "right": [], "stated": []}
+    for prompt in prompts:
+        began = time.perf_counter()
+        text = recorder.decode(prompt.ids, max_tokens)
+        texts["texts"].append(prompt.name)
+        texts["right"].append(right(text.emitted, text.proposed))
+        texts["stated"].append([[round(100 * one) for one in block] for block in text.stated])
+        seconds = time.perf_counter() - began
+        decode.say(f"{prompt.name}: {len(text.proposed)} positions, {seconds:.0f} s")
+    return texts
+
+
 def main(arguments: Sequence[str]) -> int:
     """Record what was asked for."""
     parser = decode.common_options(__doc__)
@@ -156,13 +181,8 @@ def main(arguments: Sequence[str]) -> int:
     recorder = Recorder(pair, pair.draft, facts.max_proposals + 1)
     found |= {"name": options.out.stem, "block_size": recorder.block_size}
     if options.acceptance:
-        texts = []
-        for prompt in prompts:
-            began = time.perf_counter()
-            texts.append(right(*recorder.decode(prompt.ids, options.max_tokens)))
-            seconds = time.perf_counter() - began
-            decode.say(f"{prompt.name}: {len(texts[-1])} positions, {seconds:.0f} s")
-        found |= {"acceptance_of": machine.describe(), "right": texts}
+        found |= {"acceptance_of": machine.describe()}
+        found |= acceptance(recorder, prompts, options.max_tokens)
     if options.prices:
         found |= {"prices_of": machine.describe(), "prices": recorder.prices()}
     options.out.write_text(json.dumps(found, separators=(",", ":")) + "\n")

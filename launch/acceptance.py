@@ -1,4 +1,4 @@
-"""How far a draft is believed: the rate at which each slot is right, tracked online. Pure."""
+"""How far proposals are believed: the rate at which each slot is right, tracked online. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,8 +35,8 @@ class Surprise:
 class Acceptance:
     """P(slot i is right, given that all before it were), decayed; slot 0 follows the pending token.
 
-    A slot of which little is known is believed to be like the one before it. What a draft states of
-    the block at hand is held against these rates: `launch.confidence`.
+    A slot of which little is known is believed to be like the one before it. It is for proposals of
+    which nothing is stated; for others see `launch.confidence`.
     """
 
     def __init__(self, first: float = PRIOR) -> None:

@@ -1,18 +1,20 @@
-"""The width that emits the most tokens a second, learned while decoding. Pure."""
+"""The widths that emit the most tokens a second, learned while decoding. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import ClassVar, Final
 
 from launch.acceptance import Acceptance
-from launch.confidence import Confidence, observed, worthwhile
+from launch.confidence import Confidence, Confidences, observed
 from launch.costs import Costs
 from launch.events import Role
 from launch.lookups import Rates, unknown
 from launch.policy import ALONE, AUTO, Choice, FixedWidth, Outcome, Situation, WidthPolicy
-from launch.probes import SCOUT, Probes, Shadow
+from launch.probes import RAREST, Probes
 from launch.shapes import Gain, Manner, shape_for
 from launch.tree import Ranks
+from launch.worth import Prices, Worth, emitted, weighed, worthwhile
 from protocol.messages import (
     DEFAULT_TREE_BUDGET,
     Message,
@@ -23,11 +25,18 @@ from protocol.messages import (
     Verified,
 )
 
-HYSTERESIS: Final = 1.03  # another width must promise so much more than the one in use
-CHANCE: Final = 1.1  # the same of n-grams: the best of many rates that little is known of flatters
-OLD: Final = 2.0  # rounds that all outcomes before a probe count for: times may have changed
+MARGIN: Final = 1.03  # the draft must promise so much more than a step: what it states varies
+CHANCE: Final = 1.1  # n-grams must promise so much more: the best of many rates flatters
+# Rows that are asked for at least. Slots see each other: of a block of 2, 3, 4 and 8 rows of the
+# installed draft the first was right at 0.375, 0.410, 0.422 and 0.424 of 1,902 places.
+LEAST: Final = 4
+STALE: Final = 0.3  # what is known before a probe counts for
+# Rounds to the next probe, where the block of one would have paid and those before it not:
+PROMISING: Final = 4
+SURPRISING: Final = 1  # where a draft that states nothing was right at last
 RARE: Final = 0.2  # a draft whose first slot is right less often is not expected to be
-HOPE: Final = 0.7  # how often each slot is right where a draft that was not used pays again
+OLD: Final = 2.0  # rounds that all outcomes count for when it is right all the same
+FRESH: Final = 6.0  # rounds, of which what is known since then is at most
 OTHER_TEXT: Final = 6.0  # the same for outcomes of earlier requests
 
 
@@ -36,25 +45,34 @@ class Experience:
     """What is known of one pair of daemons, whoever's request it came from."""
 
     costs: Costs = field(default_factory=Costs)
-    acceptance: Acceptance = field(default_factory=Acceptance)
-    probes: Probes = field(default_factory=Probes)  # as the last request left them
+    acceptance: Acceptance = field(default_factory=Acceptance)  # of a draft that states nothing
+    confidence: Confidences = field(default_factory=Confidences)
+    worth: Worth = field(default_factory=Worth)  # as the last request left it
+    probes: Probes = field(default_factory=Probes)  # the same
     ranks: Ranks = field(default_factory=Ranks)
     trees: Gain = field(default_factory=Gain)
     lookups: Rates = field(default_factory=unknown)  # of n-grams
-    confidence: Confidence = field(default_factory=Confidence)
 
-    def policy(self, block_width: int, verify: TreeVerify = "chain") -> WidthPolicy:
+    def policy(
+        self, block_width: int, verify: TreeVerify = "chain", temperature: float = 0.0
+    ) -> WidthPolicy:
         """The policy of a new request: `block_width` rows, or AUTO."""
         if block_width != AUTO:
             return FixedWidth(block_width)
-        return AutoWidth(self, self.trees if verify == "auto" else Gain())
+        gain = self.trees if verify == "auto" else Gain()
+        confidence = self.confidence.at(temperature)
+        return AutoWidth(self, confidence, gain, cuts=verify == "chain")
 
     def manner(
-        self, block_width: int, verify: TreeVerify = "chain", nodes: int = DEFAULT_TREE_BUDGET
+        self,
+        block_width: int,
+        verify: TreeVerify = "chain",
+        nodes: int = DEFAULT_TREE_BUDGET,
+        temperature: float = 0.0,
     ) -> Manner:
         """How a new request's blocks come about: what it says of them in `Submit`."""
         shape = shape_for(verify, nodes, self.ranks, self.costs, self.trees)
-        return Manner(self.policy(block_width, verify), shape, self.lookups)
+        return Manner(self.policy(block_width, verify, temperature), shape, self.lookups)
 
     def note_answer(self, role: Role, answer: Message, seconds: float) -> None:
         """A daemon answered so long after it was asked: what is not its engine's is hand-over."""
@@ -71,26 +89,31 @@ class Experience:
 class AutoWidth:
     """``E[tokens] / (draft + ingest + verify + hand-over)``, at its best over all widths.
 
-    Width 1 is among them and asks no draft; all others have the gain of trees, where a request
-    takes them. Below full width the whole block is proposed now and
-    then (`launch.probes`). At width 1 a probe is a narrow block and spends the draft's time alone:
-    the target goes on one token at a time, and what it chooses says whether it was right.
+    Two choices a round. First how many rows are asked of the draft, or none: by what rounds that
+    ask for so many have made of their time of late (`launch.worth`). Then, when it has said how
+    sure it is of each slot, how many are verified: those that emit more than their time would
+    elsewhere; of a tree's chain all, since a tree also holds what the chain may miss. While none
+    are asked for, some are now and then (`launch.probes`), and what such a block states is evidence
+    enough to go on with the draft.
     """
 
     learns: ClassVar[bool] = True
 
-    def __init__(self, experience: Experience, trees: Gain) -> None:
+    def __init__(
+        self, experience: Experience, confidence: Confidence, trees: Gain, *, cuts: bool
+    ) -> None:
+        """`trees`: how many times more tokens than its chain a block of two rows or more emits."""
+        self._confidence = confidence
         self._trees = trees
+        self._cuts = cuts
         self._costs = experience.costs
         self._experience = experience
-        self._shared = experience.acceptance
         self._own = experience.acceptance.copy()
         self._own.fade(OTHER_TEXT)
-        self._probes = replace(experience.probes, trial=False)
+        self._worth = experience.worth.copy()
+        self._worth.fade(STALE)
+        self._probes = replace(experience.probes)
         self._probing = False
-        self._first = True  # whether the last probe follows none that has paid
-        self._shadow: Shadow | None = None
-        self._width = 0  # in use; 0: none yet
         self._at = Situation(1, 1, 0)  # the last one with a choice
         self._free = False  # whether the round in progress had one
         self._alone = 0  # rounds of width 1, though a draft could be asked
@@ -105,25 +128,20 @@ class AutoWidth:
         known = self._costs.verify.known_rows
         if known and 1 not in known and not self._alone:
             return ALONE  # nothing can be compared with a step whose price is not known
-        width = self._best(widest)
-        if width != self._width:
-            if self._width:
-                self._probes.start_over()
-            self._width = width
-        self._probing = width < widest and self._probes.is_due
-        return self._probe(widest) if self._probing else Choice(width, width)
+        rows, pays = self._best(widest)
+        if pays and self._costs.verify.is_old(1, situation.position):
+            return ALONE  # what a step costs must stay known
+        self._probing = not pays and self._probes.is_due
+        return Choice(rows, rows) if pays or self._probing else ALONE
 
     def cut(self, choice: Choice, confidences: tuple[float, ...]) -> int:
-        rows, position = choice.verify, self._at.position
-        if self._probing or not 1 < rows <= len(confidences) + 1:
+        rows = choice.verify
+        verify = self._costs.verify.upto(rows, self._at.position)
+        is_whole = self._probes.is_whole if self._probing else not self._cuts
+        if rows == 1 or is_whole or not verify:
             return rows
-        tokens = self._own.tokens(rows)
-        seconds = self._costs.verify.upto(rows, position)
-        prices = self._costs.rounds(tokens, position)
-        if not prices or not prices[-1]:
-            return rows
-        rates = self._experience.confidence.rates(self._own.rates(), confidences[: rows - 1])
-        return worthwhile(rates, seconds, tokens[-1] / prices[-1])
+        chances = self._chances(confidences, rows - 1)
+        return worthwhile(emitted(chances), verify, self._rate())[-1]
 
     def rows_for(self, tokens: Sequence[float], situation: Situation) -> int:
         if 1 not in self._costs.verify.known_rows:
@@ -132,11 +150,11 @@ class AutoWidth:
         if not all(prices):
             return 1
         rates = [one / price for one, price in zip(tokens, prices, strict=True)]
-        widest = max(1, min(self._width, situation.block_size))
-        drafted = self._rates(self._own.tokens(widest), situation.position) if widest > 1 else []
-        usual = [rates[0], *drafted[-1:]]
-        top = max(rates)
-        return rates.index(top) + 1 if top > CHANCE * max(usual) else 1
+        top, usual = max(rates), rates[0]
+        rows, pays = self._best(max(1, situation.block_size))
+        if pays and self._worth.tokens:
+            usual = max(usual, self._worth.rates()[rows - 1])
+        return rates.index(top) + 1 if top > CHANCE * usual else 1
 
     def note(self, outcome: Outcome) -> None:
         self._costs.note(outcome)
@@ -145,120 +163,98 @@ class AutoWidth:
         elif self._free:
             self._alone += 1
         self._probes.since += 1
-        if len(outcome.offered) + 1 >= self._at.block_size:
-            self._probes.since = 0
-        if outcome.offered and self._probing:
-            self._begin_probe(outcome)
-        if self._shadow is not None:
-            self._follow(self._shadow, outcome.tokens)
-        if outcome.drafted:
+        if outcome.offered:
             self._learn(outcome)
-            if self._probing:
-                self._judge(outcome.accepted + 1, outcome.drafted + 1)
         self._probing = False
-        self._experience.probes = self._probes
+        experience = self._experience
+        experience.probes, experience.worth = self._probes, self._worth
+
+    def reason(self) -> str:
+        rows, pays = self._best(self._at.block_size)
+        if self._alone <= self._drafted or pays or not self._worth.rounds:
+            return ""  # it was used, or would pay: there was no occasion, or guesses took its place
+        rounds, at = self._worth.rounds, rows - 1
+        made = self._worth.tokens[at] / rounds
+        (alone,) = self._costs.alone(1, self._at.position)
+        return (
+            f"drafting does not pay here: {made:.1f} tokens a round against a cost of "
+            f"{self._worth.seconds[at] / rounds / alone:.1f} steps"
+        )
 
     def _learn(self, outcome: Outcome) -> None:
-        """Proposals were verified: how many were right, and what had been stated of them."""
+        """A block was proposed: what it was worth, and how far what it stated came true."""
+        slots = self._at.block_size - 1
+        chances = self._chances(outcome.confidences, min(slots, len(outcome.offered)))
+        chances += chances[-1:] * (slots - len(chances))
+        surprising = self._follow(outcome)
+        prices = self._prices(outcome.position)
+        if self._probing:
+            self._worth.fade(STALE)
+        if prices is not None:
+            block = self._weigh(chances, prices)
+            self._worth.add(block)
+            self._judge(block, prices, surprising=surprising)
+
+    def _weigh(self, chances: Sequence[float], prices: Prices) -> Worth:
+        """What a block is worth whose slots are right with such chances."""
+        one, *more = emitted(chances)
+        tokens = [one, *(self._trees.value * made for made in more)]
+        if not self._cuts:
+            return weighed(tokens, prices, range(1, len(tokens) + 1))
+        return weighed(tokens, prices, worthwhile(tokens, prices.verify, self._rate()))
+
+    def _follow(self, outcome: Outcome) -> bool:
+        """How far what was stated came true; whether one that states nothing was right at last."""
         if outcome.confidences:
-            self._experience.confidence.note(self._own.rates(), outcome)
+            self._confidence.note(outcome)
+            return False
         known = observed(outcome)
-        for acceptance in (self._own, self._shared):
+        is_right = known[:1] == [True]
+        for acceptance in (self._own, self._experience.acceptance):
+            if is_right and next(acceptance.rates()) < RARE:
+                acceptance.fade(OLD)
             acceptance.note(outcome.accepted, outcome.drafted)
             if len(known) > outcome.drafted:  # of the first that was cut off
                 acceptance.note_slot(outcome.drafted, right=known[-1])
+        return is_right and self._own.count < FRESH
 
-    def reason(self) -> str:
-        if self._alone <= self._drafted:
-            return ""
-        tokens = self._own.tokens(self._at.block_size)
-        rates = self._rates(tokens)
-        if len(rates) < 2:
-            return ""
-        best = rates.index(max(rates[1:]), 1)
-        if rates[best] > HYSTERESIS * rates[0]:
-            return ""  # it would pay: there was no occasion, or guesses took its place
-        emitted = tokens[best] * self._trees.value
-        return (
-            f"drafting does not pay here: {emitted:.1f} tokens a round against a cost of "
-            f"{emitted * rates[0] / rates[best]:.1f} steps"
-        )
-
-    def _rates(self, tokens: Sequence[float], position: int | None = None) -> list[float]:
-        """Tokens a second of rounds of 1, 2, ... rows that emit so many; empty while unknown.
-
-        Without a `position`, where the last choice was made.
-        """
-        prices = self._costs.rounds(tokens, self._at.position if position is None else position)
-        if not prices or not prices[0]:
-            return []
-        rates = [one / price for one, price in zip(tokens, prices, strict=True)]
-        return [rates[0], *(rate * self._trees.value for rate in rates[1:])]
-
-    def _best(self, widest: int) -> int:
-        """The best width, or the one in use where that is hardly worse."""
-        rates = self._rates(self._own.tokens(widest))
-        if not rates:
-            return widest
-        top = max(rates)
-        best = rates.index(top) + 1
-        if not 0 < self._width <= widest:
-            return best
-        margin = HYSTERESIS
-        if best == 1:  # where nothing more is learned: not on the word of a few rounds
-            margin += 1 / self._own.count
-        return self._width if top <= rates[self._width - 1] * margin else best
-
-    def _probe(self, widest: int) -> Choice:
-        """At width 1, one token that is not verified; where that was right, a block in earnest."""
-        if self._width == 1 and not self._probes.is_whole:
-            return Choice(SCOUT, 1)
-        rows = self._hoped(widest) if self._width == 1 and self._probes.trial else widest
-        return Choice(rows, rows)
-
-    def _hoped(self, widest: int) -> int:
-        """The best width for a draft that is usually right."""
-        tokens = [sum(HOPE**slot for slot in range(rows)) for rows in range(1, widest + 1)]
-        rates = self._rates(tokens) or [0.0]
-        return max(rates.index(max(rates)) + 1, SCOUT)
-
-    def _begin_probe(self, outcome: Outcome) -> None:
-        self._first = not self._probes.trial
-        self._probes.begin()
-        self._shadow = None if outcome.drafted else Shadow(outcome.offered)
-
-    def _follow(self, shadow: Shadow, tokens: tuple[int, ...]) -> None:
-        """Hold the tokens of this round against what the probe proposed for them."""
-        for token in tokens:
-            slot = shadow.right
-            right = shadow.meet(token)
-            for acceptance in (self._own, self._shared):
-                acceptance.note_slot(slot, right=right)
-            if shadow.is_over:
-                self._shadow = None
-                self._judge(shadow.right + 1, len(shadow.ids) + 1)
-                return
-
-    def _judge(self, tokens: int, rows: int) -> None:
-        """A probe of so many rows brought so many tokens, or would have."""
-        if self._pays(tokens, rows):
-            self._probes.trial = True
-            if not self._first:  # two in a row are no luck
-                self._own.fade(OLD)
-                self._own.note(tokens - 1, tokens - 1)
+    def _judge(self, block: Worth, prices: Prices, *, surprising: bool) -> None:
+        """The draft is in use, or is not in spite of this probe."""
+        rows, pays = self._best(self._at.block_size)
+        if not self._probing:
+            self._probes.start_over()
             return
-        used = self._width
-        prices = self._costs.rounds([1.0] * self._at.block_size, self._at.position)
-        more = prices[rows - 1] - prices[used - 1]
-        if used == 1 and not self._probes.is_whole:
-            verify = self._costs.verify.upto(rows, self._at.position)
-            more -= verify[-1] - verify[0]
-        was_rare = next(self._own.rates()) < RARE
-        self._probes.fail(more / prices[used - 1], in_doubt=was_rare and not self._first)
+        self._probes.begin()
+        if not pays:
+            promising = PROMISING if max(block.rates()) > prices.alone else RAREST
+            price = prices.ask[rows - 1] * prices.alone
+            self._probes.fail(price, again=SURPRISING if surprising else promising)
 
-    def _pays(self, tokens: int, rows: int) -> bool:
-        """Whether a block of `rows` that brings `tokens` beats the width in use."""
-        usual = self._own.tokens(max(1, self._width))[-1]
-        emitted = [usual] * (max(rows, self._width) - 1) + [tokens]
-        rates = self._rates(emitted)
-        return bool(rates) and rates[rows - 1] > rates[self._width - 1]
+    def _best(self, widest: int) -> tuple[int, bool]:
+        """Rows to ask for, and whether that emits more a second than to ask for none."""
+        rates = self._worth.rates()[:widest]
+        alone = self._costs.alone(1, self._at.position)
+        if len(rates) < 2 or not alone or not alone[0]:
+            return widest, not rates
+        least = min(LEAST, len(rates)) - 1
+        best = max(range(least, len(rates)), key=rates.__getitem__)
+        return best + 1, rates[best] * alone[0] > MARGIN
+
+    def _rate(self) -> float:
+        """Tokens a second that time is worth now; 0 while unknown."""
+        alone = self._costs.alone(1, self._at.position)
+        return max([1 / alone[0] if alone and alone[0] else 0.0, *self._worth.rates()])
+
+    def _chances(self, confidences: Sequence[float], count: int) -> list[float]:
+        """P(slot is right, all before it being so) of the first `count` slots of a block."""
+        if len(confidences) >= count:
+            return self._confidence.chances(confidences[:count])
+        return list(islice(self._own.rates(), count))
+
+    def _prices(self, position: int) -> Prices | None:
+        """Of rounds there, up to the whole block; None while unknown."""
+        widest = self._at.block_size
+        verify = self._costs.alone(widest, position)
+        if not verify or not verify[0]:
+            return None
+        return Prices(verify, self._costs.asking(widest, position))

@@ -18,12 +18,12 @@ from launch.auto_width import Experience
 from launch.events import Role
 from launch.ngram import LONGEST
 from launch.plan import Plan
-from launch.probes import FIRST, Probes
+from launch.probes import SOON, Probes
 from launch.store import default_home
 from launch.whole_file import write_whole
 from protocol.messages import DraftHello, TargetHello
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 MAX_BYTES: Final = 1 << 20
 MODE: Final = 0o600
 LEAST: Final = 0.01  # of rounds: the first rate is divided by how many there were
@@ -36,7 +36,9 @@ Times = Annotated[int, Meta(ge=1)]
 Cells = Annotated[list[tuple[Bucket, Rows, Seconds, Times]], Meta(max_length=4096)]
 Part = Annotated[float, Meta(ge=0.0, le=1e6)]
 Slots = Annotated[list[Part], Meta(min_length=1, max_length=1024)]
+Tenths = Annotated[int, Meta(ge=0, le=1000)]  # of a temperature
 Runs = Annotated[dict[int, tuple[Slots, Slots]], Meta(max_length=LONGEST)]
+Stated = Annotated[dict[Tenths, tuple[Slots, Slots]], Meta(max_length=64)]
 Rounds = Annotated[int, Meta(ge=0, le=1 << 31)]
 Key = dict[str, str]
 
@@ -52,6 +54,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     hand_over: dict[Role, Part]
     right: Slots
     seen: Slots
+    stated: Stated  # see launch.confidence
     lookups: Runs  # right and seen, by the length of a run
     since: Rounds  # see launch.probes
     interval: Rounds
@@ -105,6 +108,7 @@ class CostCache:
             hand_over=costs.hand_overs,
             right=right,
             seen=seen,
+            stated=experience.confidence.counts,
             lookups={run: rates.counts for run, rates in experience.lookups.items()},
             since=experience.probes.since,
             interval=experience.probes.interval,
@@ -128,9 +132,10 @@ def _experience(found: Remembered) -> Experience:
     for role, seconds in found.hand_over.items():
         costs.note_hand_over(role, seconds)
     _restore(experience.acceptance, found.right, found.seen)
+    experience.confidence.restore(found.stated)
     for run, rates in experience.lookups.items():
         _restore(rates, *found.lookups.get(run, ([], [])))
-    experience.probes = Probes(since=found.since, interval=max(FIRST, found.interval))
+    experience.probes = Probes(since=found.since, interval=max(SOON, found.interval))
     return experience
 
 

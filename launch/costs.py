@@ -12,8 +12,10 @@ BUCKET: Final = 256  # positions of the first context bucket; each one after it 
 RATE: Final = 1 / 4  # what a new time counts for, once a few are known
 SEED_COUNT: Final = 2  # what is remembered counts as so many times
 FEW: Final = 3  # times, after which one that stands out is left out
+USUAL: Final = 2  # feature rows that a usual round of a draft that pays takes in
 USUAL_ROWS: Final = 64  # ingested at once; more make good a gap, and are no part of a usual round
 OUTLIER: Final = 3.0  # the factor that stands out
+OLD: Final = 48  # forwards since, after which a time is replaced by a new one
 
 
 @dataclass(slots=True)
@@ -23,9 +25,17 @@ class Cell:
     seconds: float
     count: int = 1
     stands_out: bool = False  # the last time was far off
+    noted: int = 0  # forwards of any rows before the last time
 
-    def note(self, seconds: float) -> None:
-        """One hiccup of the machine must not look like a price; two in a row are a new price."""
+    def note(self, seconds: float, now: int = 0) -> None:
+        """One hiccup of the machine must not look like a price; two in a row are a new price.
+
+        `now`: forwards of any rows so far. Machines become slower and faster, so that what is old
+        is worth no more than one new time.
+        """
+        if now - self.noted > OLD:
+            self.count = 0
+        self.noted = now
         again, self.count = self.stands_out, self.count + 1
         low, high = self.seconds / OUTLIER, self.seconds * OUTLIER
         self.stands_out = self.count > FEW and not low <= seconds <= high
@@ -44,10 +54,12 @@ class CostCurve:
     """Seconds of one kind of forward, by its rows and the context before it.
 
     Rows that were never run are interpolated between neighbours. A context bucket starts as the one
-    before it and is then scaled by what was seen in it.
+    before it and is then scaled by what was seen in it. More rows cost no less: what was measured
+    of fewer when the machine was slower is bounded by that.
     """
 
     def __init__(self) -> None:
+        self._now = 0  # forwards that were noted
         self._cells: dict[int, dict[int, Cell]] = {}
         self._points: dict[int, list[tuple[int, float]]] = {}  # derived, by bucket
 
@@ -74,12 +86,18 @@ class CostCurve:
 
     def note(self, rows: int, position: int, seconds: float) -> None:
         """A forward of `rows` behind `position` rows of context took so long."""
+        self._now += 1
         cells = self._cells.setdefault(bucket_of(position), {})
         if rows in cells:
-            cells[rows].note(seconds)
+            cells[rows].note(seconds, self._now)
         else:
-            cells[rows] = Cell(seconds)
+            cells[rows] = Cell(seconds, noted=self._now)
         self._points.clear()
+
+    def is_old(self, rows: int, position: int) -> bool:
+        """Whether forwards of so many rows were run there, and not of late."""
+        cell = self._cells.get(bucket_of(position), {}).get(rows)
+        return cell is not None and self._now - cell.noted > OLD
 
     def upto(self, rows: int, position: int) -> list[float]:
         """What forwards of 1, 2, ... `rows` cost there; empty while nothing is known."""
@@ -110,7 +128,11 @@ class CostCurve:
             growth = sum(common) / len(common) if common else 1.0
             growth = min(max(growth, 1 / MOST_GROWTH), MOST_GROWTH)
             found = {rows: seconds * growth for rows, seconds in found.items()} | own
-        return sorted(found.items())
+        points, least = [], float("inf")
+        for rows, seconds in sorted(found.items(), reverse=True):
+            least = min(least, seconds)
+            points.append((rows, least))
+        return points[::-1]
 
 
 @dataclass(slots=True)
@@ -149,25 +171,16 @@ class Costs:
         cell = self._hand_over.get(role)
         return 0.0 if cell is None else cell.seconds
 
-    def rounds(self, tokens: Sequence[float], position: int) -> list[float]:
-        """Seconds of rounds of 1, 2, ... rows that emit so many `tokens`; empty while unknown.
+    def asking(self, widest: int, position: int) -> list[float]:
+        """Seconds that a round pays for 1, 2, ... `widest` proposed rows, whatever it verifies.
 
-        Width 1 asks the target alone. Any other also pays for the draft's block, for taking in the
-        rows that such a round commits, and for a second hand-over.
+        The draft's block, the feature rows of a usual round, and a second hand-over; 0 for one row,
+        which asks no draft.
         """
-        widest, hand_over = len(tokens), self.hand_over("target")
-        verify = self.verify.upto(widest, position)
-        if not verify:
-            return []
-        both = hand_over + self.hand_over("draft")
         block = self.draft.upto(widest, position) or [0.0] * widest
-        ingest = self.ingest.upto(widest, position) or [0.0] * widest
-        prices = [
-            one + other + both + ingest[round(emitted) - 1]
-            for one, other, emitted in zip(verify, block, tokens, strict=True)
-        ]
-        prices[0] = verify[0] + hand_over
-        return prices
+        ingest = self.ingest.upto(USUAL, position) or [0.0]
+        fixed = ingest[-1] + self.hand_over("draft")
+        return [0.0, *(seconds + fixed for seconds in block[1:])]
 
     def alone(self, widest: int, position: int) -> list[float]:
         """Seconds of rounds of 1, 2, ... `widest` rows without a draft; empty while unknown."""

@@ -233,7 +233,10 @@ class Desk:
         if request.policy is not None:
             return Manner(request.policy, Chain())
         submit = request.submit
-        return self.experience.manner(submit.block_width, submit.verify, submit.tree_budget)
+        temperature = submit.sampling.temperature
+        return self.experience.manner(
+            submit.block_width, submit.verify, submit.tree_budget, temperature
+        )
 
     def _perform(
         self, request: ActiveRequest, session: Session, commands: tuple[Command, ...]

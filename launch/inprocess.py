@@ -146,7 +146,7 @@ def run_spec_decode(  # noqa: PLR0913  # the seed's signature
         facts,
         described,
         no_draft="no draft was given",
-        manner=experience.manner(block_width, verify, tree_budget),
+        manner=experience.manner(block_width, verify, tree_budget, submit.sampling.temperature),
         find_stop=find_stop,
         coupling=Couplings().at(submit.sampling.temperature),
     )

@@ -21,11 +21,7 @@ class Situation(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """Rows to ask of the draft, and how many of them to verify at once; 1: the pending token.
-
-    A probe may verify less than it proposes: what the target chooses in the rounds after it says
-    how much would have been accepted, and only the draft's time was spent.
-    """
+    """Rows to ask of the draft, and how many of them to verify at most; 1: the pending token."""
 
     propose: int
     verify: int
@@ -66,7 +62,7 @@ class WidthPolicy(Protocol):
     def cut(self, choice: Choice, confidences: tuple[float, ...]) -> int:
         """Rows to verify of the round chosen, now that the draft says how sure it is of each slot.
 
-        ``choice.verify``, or fewer; nothing is changed.
+        ``choice.verify``, or fewer, and 1 where no slot is worth its row; nothing is changed.
         """
         ...
 

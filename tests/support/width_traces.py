@@ -1,13 +1,14 @@
 """Traces that a width policy is played on: what every width would emit anywhere, and its cost.
 
 A trace states, for every position of every text, how many of the draft's proposals there are
-right, so that any sequence of widths can be played on it exactly; and seconds by width.
+right and how likely the draft found each to be, so that any sequence of widths can be played on it
+exactly; and seconds by width.
 """
 
 import itertools
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launch.auto_width import Experience
@@ -37,12 +38,30 @@ class Prices:
 
 @dataclass(frozen=True)
 class Trace:
-    """`right[t][p]`: of a whole block proposed after token `p` of text `t`, how many are right."""
+    """`right[t][p]`: of a whole block proposed after token `p` of text `t`, how many are right.
+
+    `stated[t][p]`: how likely the draft finds each slot of it to be; empty: it states nothing.
+    """
 
     name: str
     block_size: int
     prices: Prices
     right: tuple[tuple[int, ...], ...]
+    stated: tuple[tuple[tuple[float, ...], ...], ...] = ()
+
+    def only(self, *texts: int) -> "Trace":
+        """Some of the texts."""
+        right, stated = ([part[text] for text in texts] for part in (self.right, self.stated))
+        return replace(self, right=tuple(right), stated=tuple(stated))
+
+    def behind(self, start: int, *texts: int) -> "Trace":
+        """One text, made of `texts` one behind the other, the first from position `start` on."""
+
+        def joined(part):
+            return (tuple(itertools.chain.from_iterable(part[one] for one in texts))[start:],)
+
+        stated = joined(self.stated) if self.stated else ()
+        return replace(self, right=joined(self.right), stated=stated)
 
 
 @dataclass
@@ -59,19 +78,22 @@ def play(
 ) -> Played:
     """Decode all texts of `trace`, one request after the other, with one policy each.
 
-    `says(right, slot, source)`: how sure the draft is of a slot of a block with so many right.
+    `says(right, slot, source)`, in place of what the trace states: how sure the draft is of a slot
+    of a block with so many right.
     """
     played, source, saying = Played(), random.Random(seed), random.Random(seed)
     experience = experience or Experience()
     experience.costs.note_hand_over("target", trace.prices.hand_over)
     experience.costs.note_hand_over("draft", trace.prices.hand_over)
     done = 0
-    for right in trace.right:
+    for text, right in enumerate(trace.right):
         policy, at, known = experience.policy(block_width), 0, 0
         while at < len(right):
             choice = policy.choose(Situation(trace.block_size, len(right) - at, at))
-            slots = range(choice.propose - 1)
-            sure = tuple(says(right[at], slot, saying) for slot in slots) if says else ()
+            slots = choice.propose - 1
+            sure = trace.stated[text][at][:slots] if trace.stated else ()
+            if says:
+                sure = tuple(says(right[at], slot, saying) for slot in range(slots))
             choice = Choice(choice.propose, policy.cut(choice, sure))
             costs = (prices(done + at) if prices else trace.prices).round(
                 choice.verify, choice.propose, at - known
@@ -135,6 +157,18 @@ def made_text(rates, block_size, seed):
     return tuple(found)
 
 
+def made(name, block_size, prices, *texts) -> Trace:
+    """A trace of such texts, each given by its `rates`, whose draft knows them and no more."""
+    right = tuple(made_text(rates, block_size, seed) for seed, rates in enumerate(texts))
+    stated = tuple(
+        tuple(
+            (*rates[p + 1 : p + block_size], *[0.0] * block_size)[: block_size - 1] for p in places
+        )
+        for rates, places in ((rates, range(len(rates))) for rates in texts)
+    )
+    return Trace(name, block_size, prices, right, stated)
+
+
 def recorded():
     """The recorded traces, by name; each states how its two parts were made."""
     return [_read(path) for path in sorted(FOLDER.glob("*.json"))]
@@ -148,4 +182,7 @@ def _read(path) -> Trace:
             for key, value in raw["prices"].items()
         }
     )
-    return Trace(raw["name"], raw["block_size"], prices, tuple(map(tuple, raw["right"])))
+    stated = tuple(
+        tuple(tuple(percent / 100 for percent in block) for block in text) for text in raw["stated"]
+    )
+    return Trace(raw["name"], raw["block_size"], prices, tuple(map(tuple, raw["right"])), stated)

@@ -129,6 +129,9 @@ def test_a_pair_is_swept_once_and_remembered_by_the_next_process(tmp_path):
     assert not office.calibration.is_running
     assert office.calibration.begin(KEY, TARGET, DRAFT) is experience
     experience.acceptance.note(3, 7)
+    experience.confidence.at(0.7).note(
+        Outcome(0, 2, (5,), 1, (5, 6), 0.0, 0.0, 0, 1.0, confidences=(0.3,))
+    )
     experience.costs.note_hand_over("target", 0.25)
     experience.lookups[3].note(2, 7)
     experience.probes = Probes(since=3, interval=64)
@@ -137,7 +140,9 @@ def test_a_pair_is_swept_once_and_remembered_by_the_next_process(tmp_path):
     again = Office(tmp_path / "costs")
     found = again.calibration.begin(KEY, TARGET, DRAFT)
     assert again.asked == []
-    assert found.costs.rounds([1.0] * 8, 64) == experience.costs.rounds([1.0] * 8, 64)
+    assert found.costs.alone(8, 64) == experience.costs.alone(8, 64)
+    assert found.costs.asking(8, 64) == experience.costs.asking(8, 64)
+    assert found.confidence.counts == experience.confidence.counts
     assert found.acceptance.counts == experience.acceptance.counts
     assert found.lookups[3].counts == experience.lookups[3].counts
     assert found.probes == experience.probes
@@ -173,7 +178,7 @@ def test_a_pair_with_nothing_to_choose_or_no_room_is_not_swept(tmp_path, room, w
     ("old", "new"),
     [
         (b'{"format"', b'"format"'),
-        (b'"format":2', b'"format":3'),
+        (b'"format":3', b'"format":2'),
         (b'"threads":"2"', b'"threads":"3"'),
         (b'"seen":[', b'"seen":[1.0,'),
         (b'"verify":[[0,1,', b'"verify":[[0,1,-'),
@@ -204,10 +209,12 @@ def test_rates_that_cannot_be_are_not_taken_in(tmp_path, lookups):
     cache.save(KEY, Experience())
     (path,) = tmp_path.iterdir()
     found = msgspec.json.decode(path.read_bytes()) | {"lookups": lookups, "right": [9.0]}
-    path.write_bytes(msgspec.json.encode(found | {"seen": [1.0]}))
+    found |= {"seen": [1.0], "stated": {0: ([1.0] * 10, [0.0] * 10)}}
+    path.write_bytes(msgspec.json.encode(found))
     experience = cache.load(KEY)
     assert experience.acceptance.counts == Experience().acceptance.counts
     assert experience.lookups[1].counts == Experience().lookups[1].counts
+    assert experience.confidence.at(0.0).counts == Experience().confidence.at(0.0).counts
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from launch.acceptance import Acceptance
-from launch.costs import CostCurve, Costs, bucket_of
+from launch.costs import OLD, CostCurve, Costs, bucket_of
 
 
 def seed(curve, *times):
@@ -17,7 +17,8 @@ def test_buckets_double():
 
 def test_nothing_known_costs_nothing_that_could_be_compared():
     assert CostCurve().upto(3, 0) == []
-    assert Costs().rounds([1.0], 0) == []
+    assert Costs().alone(3, 0) == []
+    assert Costs().asking(3, 0) == [0.0, 0.0, 0.0]
 
 
 def test_rows_that_were_not_run_lie_between_their_neighbours():
@@ -64,9 +65,11 @@ def test_a_wide_round_pays_for_the_draft_and_two_hand_overs():
     for _ in range(2):
         costs.note_hand_over("target", 0.0625)
         costs.note_hand_over("draft", 0.03125)
-    prices = costs.rounds([1.0] * 7 + [8.0], 0)
-    assert prices[0] == 1.0625
-    assert prices[7] == 2.0 + 0.0625 + 0.5 + 0.25 + 0.03125
+    assert costs.alone(8, 0)[0] == 1.0625
+    assert costs.alone(8, 0)[7] == 2.0625
+    assert costs.asking(8, 0)[0] == 0.0
+    usual = 0.125 + (0.25 - 0.125) / 7  # two feature rows
+    assert costs.asking(8, 0)[7] == pytest.approx(0.5 + usual + 0.03125)
 
 
 def test_a_slot_of_which_nothing_is_known_is_like_the_one_before():
@@ -115,3 +118,22 @@ def test_a_copy_learns_alone():
     twin = acceptance.copy()
     twin.note(0, 7)
     assert twin.tokens(2) != acceptance.tokens(2)
+
+
+def test_what_was_measured_long_ago_is_worth_no_more_than_one_new_time():
+    curve = CostCurve()
+    seed(curve, *[(1, 2.0)] * 20, (3, 1.5))
+    assert not curve.is_old(1, 0)
+    for _ in range(OLD):
+        curve.note(3, 0, 1.5)
+    assert curve.is_old(1, 0)
+    assert not curve.is_old(3, 0)
+    assert not curve.is_old(7, 0)  # never run
+    curve.note(1, 0, 1.0)
+    assert curve.upto(3, 0) == [1.0, 1.25, 1.5]
+
+
+def test_fewer_rows_cost_no_more_than_more_rows_do():
+    curve = CostCurve()
+    seed(curve, (1, 3.0), (2, 1.0), (4, 2.0))  # the machine was slower when one row was run
+    assert curve.upto(4, 0) == [1.0, 1.0, 1.5, 2.0]

@@ -13,7 +13,7 @@ from launch.inprocess import run_spec_decode
 from launch.journal import Journal
 from launch.lookups import Lookups, unknown
 from launch.ngram import REACH
-from launch.policy import AUTO, FULL, FixedWidth, Situation
+from launch.policy import AUTO, FULL, FixedWidth, Outcome, Situation
 from launch.token_ids import pack_ids
 
 FACTS = TargetFacts(1, VOCAB, 200, 16, ModelTarget.capacity, 16)
@@ -131,10 +131,12 @@ def test_the_round_is_the_drafts_where_the_draft_brings_more():
     experience = Experience()
     chosen = policy([STEP] * 6, experience)
     experience.costs.draft.note(6, 0, STEP / 10)
-    for _ in range(60):
-        experience.acceptance.note(5, 5)
-    chosen = experience.policy(AUTO)
-    now = Situation(6, 100, 0)
+    now, sure = Situation(6, 100, 0), (0.95,) * 5
+    for _ in range(3):
+        chosen.choose(now)
+        chosen.note(
+            Outcome(0, 6, tuple(range(5)), 5, tuple(range(6)), STEP / 10, 0.0, 1, STEP, sure)
+        )
     assert chosen.choose(now).verify == 6
     assert chosen.rows_for([1.0, 1.5, 1.75], now) == 1
     assert chosen.rows_for([1.0 + row for row in range(9)], now) == 9

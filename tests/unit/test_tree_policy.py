@@ -31,16 +31,17 @@ def slot(source, right):
     return ids
 
 
-def block_for(choice, shape, source, at):
+def block_for(choice, manner, source, at):
     """A round's block: position ``p`` of the text has token ``p + 1``."""
-    block = Block()
+    block, shape = Block(), manner.shape
     if choice.propose > 1:
         slots = [slot(source, at + place + 2) for place in range(choice.propose - 1)]
         block.offered = pack_ids([ids[0] for ids in slots])
         if choice.verify > 1 and shape.top_k(TARGET, DRAFT):
             block.top_ids = pack_ids([one for ids in slots for one in ids])
             block.top_logprobs = tuple(math.log(rate) for rate in (*RANKS, 0.05)) * len(slots)
-    block.proposed = block.offered[: (choice.verify - 1) * WIDTH]
+    rows = manner.policy.cut(choice, ())
+    block.proposed = block.offered[: (rows - 1) * WIDTH]
     block.chain = len(block.proposed) // WIDTH
     shape.complete(block, Room(at, TOKENS, WIDEST))
     return block
@@ -65,7 +66,7 @@ def decode(verify, per_row, draft, seed=0):
     at, seconds, trees = 0, 0.0, 0
     while at < TOKENS:
         choice = manner.policy.choose(Situation(BLOCK, TOKENS, 0))
-        block = block_for(choice, manner.shape, source, at)
+        block = block_for(choice, manner, source, at)
         rows = len(block.proposed) // WIDTH + 1
         depth, chain = accepted(block, at)
         tokens = tuple(range(at + 2, at + depth + 3))
