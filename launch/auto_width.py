@@ -31,6 +31,7 @@ CHANCE: Final = 1.1  # n-grams must promise so much more: the best of many rates
 # installed draft the first was right at 0.375, 0.410, 0.422 and 0.424 of 1,902 places.
 LEAST: Final = 4
 STALE: Final = 0.3  # what is known before a probe counts for
+STEP: Final = 48  # rounds, after which a step is timed where guesses took its place
 # Rounds to the next probe, where the block of one would have paid and those before it not:
 PROMISING: Final = 4
 SURPRISING: Final = 1  # where a draft that states nothing was right at last
@@ -114,6 +115,8 @@ class AutoWidth:
         self._worth.fade(STALE)
         self._probes = replace(experience.probes)
         self._probing = False
+        self._timing = False  # whether the round in progress is to time a step
+        self._untimed = 0  # rounds in which no other one is
         self._at = Situation(1, 1, 0)  # the last one with a choice
         self._free = False  # whether the round in progress had one
         self._alone = 0  # rounds of width 1, though a draft could be asked
@@ -121,7 +124,8 @@ class AutoWidth:
 
     def choose(self, situation: Situation) -> Choice:
         widest = min(situation.block_size, situation.budget)
-        self._probing, self._free = False, widest > 1
+        self._probing = self._timing = False
+        self._free = widest > 1
         if not self._free:
             return ALONE
         self._at = situation
@@ -129,7 +133,9 @@ class AutoWidth:
         if known and 1 not in known and not self._alone:
             return ALONE  # nothing can be compared with a step whose price is not known
         rows, pays = self._best(widest)
-        if pays and self._costs.verify.is_old(1, situation.position):
+        is_old = self._costs.verify.is_old(1, situation.position)
+        self._timing = pays and is_old and not self._untimed
+        if self._timing:
             return ALONE  # what a step costs must stay known
         self._probing = not pays and self._probes.is_due
         return Choice(rows, rows) if pays or self._probing else ALONE
@@ -162,12 +168,13 @@ class AutoWidth:
             self._drafted += 1
         elif self._free:
             self._alone += 1
+        # Guesses may take the place of a step, and in every round: there will be no time of one.
+        self._untimed = STEP if self._timing and outcome.rows > 1 else max(0, self._untimed - 1)
         self._probes.since += 1
         if outcome.offered:
             self._learn(outcome)
         self._probing = False
-        experience = self._experience
-        experience.probes, experience.worth = self._probes, self._worth
+        self._experience.probes = self._probes
 
     def reason(self) -> str:
         rows, pays = self._best(self._at.block_size)
@@ -188,11 +195,12 @@ class AutoWidth:
         chances += chances[-1:] * (slots - len(chances))
         surprising = self._follow(outcome)
         prices = self._prices(outcome.position)
-        if self._probing:
-            self._worth.fade(STALE)
         if prices is not None:
+            if self._probing:
+                self._worth.fade(STALE)
             block = self._weigh(chances, prices)
             self._worth.add(block)
+            self._experience.worth = self._worth  # and not before: it would fade to nothing
             self._judge(block, prices, surprising=surprising)
 
     def _weigh(self, chances: Sequence[float], prices: Prices) -> Worth:

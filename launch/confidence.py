@@ -18,6 +18,9 @@ from launch.policy import Outcome
 
 BINS: Final = 10
 PRIOR: Final = 4.0  # slots that were right as often as was stated: what a bin begins with
+# What is stated at least. At a high temperature a draft gives each id next to nothing, and is right
+# by the noise that it shares: nothing times how often that came true would stay nothing.
+FAINT: Final = 0.01
 LEAST: Final = 1e-4  # of a bin: more is divided by it
 HORIZON: Final = 128.0  # slots of a bin, after which one counts for less than 40 %
 
@@ -54,13 +57,14 @@ class Confidence:
 
     def chances(self, stated: Sequence[float]) -> list[float]:
         """P(slot is right, all before it being so) where the draft has `stated` so much."""
-        bins = map(self._of, stated)
-        return [min(1.0, one * of.right / of.stated) for one, of in zip(stated, bins, strict=True)]
+        told = [max(one, FAINT) for one in stated]
+        bins = map(self._of, told)
+        return [min(1.0, one * of.right / of.stated) for one, of in zip(told, bins, strict=True)]
 
     def note(self, outcome: Outcome) -> None:
         """A round is over: of some slots it is known now whether they were right."""
         for stated, right in zip(outcome.confidences, observed(outcome), strict=False):
-            self._of(stated).note(stated, right=right)
+            self._of(stated).note(max(stated, FAINT), right=right)
 
     def _of(self, stated: float) -> Bin:
         return self._bins[min(int(stated * BINS), BINS - 1)]

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from launch.acceptance import Acceptance
 from launch.auto_width import Experience
+from launch.costs import LEAST as LEAST_SECONDS
 from launch.events import Role
 from launch.ngram import LONGEST
 from launch.plan import Plan
@@ -28,17 +29,18 @@ MAX_BYTES: Final = 1 << 20
 MODE: Final = 0o600
 LEAST: Final = 0.01  # of rounds: the first rate is divided by how many there were
 ROUNDING: Final = 1 + 1e-9
+HOTTEST: Final = 100  # tenths, as `protocol.messages.Temperature` bounds them
 
 Bucket = Annotated[int, Meta(ge=0, le=64)]
 Rows = Annotated[int, Meta(ge=1, le=4096)]
-Seconds = Annotated[float, Meta(gt=0.0, le=3600.0)]
+Seconds = Annotated[float, Meta(ge=LEAST_SECONDS, le=3600.0)]
 Times = Annotated[int, Meta(ge=1)]
 Cells = Annotated[list[tuple[Bucket, Rows, Seconds, Times]], Meta(max_length=4096)]
 Part = Annotated[float, Meta(ge=0.0, le=1e6)]
 Slots = Annotated[list[Part], Meta(min_length=1, max_length=1024)]
-Tenths = Annotated[int, Meta(ge=0, le=1000)]  # of a temperature
+Tenths = Annotated[int, Meta(ge=0, le=HOTTEST)]  # of a temperature
 Runs = Annotated[dict[int, tuple[Slots, Slots]], Meta(max_length=LONGEST)]
-Stated = Annotated[dict[Tenths, tuple[Slots, Slots]], Meta(max_length=64)]
+Stated = Annotated[dict[Tenths, tuple[Slots, Slots]], Meta(max_length=HOTTEST + 1)]
 Rounds = Annotated[int, Meta(ge=0, le=1 << 31)]
 Key = dict[str, str]
 

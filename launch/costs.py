@@ -15,6 +15,7 @@ FEW: Final = 3  # times, after which one that stands out is left out
 USUAL: Final = 2  # feature rows that a usual round of a draft that pays takes in
 USUAL_ROWS: Final = 64  # ingested at once; more make good a gap, and are no part of a usual round
 OUTLIER: Final = 3.0  # the factor that stands out
+LEAST: Final = 1e-9  # seconds of a forward: what a daemon's clock may not see is no price of 0
 OLD: Final = 48  # forwards since, after which a time is replaced by a new one
 
 
@@ -67,7 +68,7 @@ class CostCurve:
     def cells(self) -> list[tuple[int, int, float, int]]:
         """All that is known: bucket, rows, seconds, and how many times that counts for."""
         return [
-            (bucket, rows, cell.seconds, cell.count)
+            (bucket, rows, max(cell.seconds, LEAST), cell.count)
             for bucket, cells in self._cells.items()
             for rows, cell in cells.items()
         ]
@@ -130,7 +131,7 @@ class CostCurve:
             found = {rows: seconds * growth for rows, seconds in found.items()} | own
         points, least = [], float("inf")
         for rows, seconds in sorted(found.items(), reverse=True):
-            least = min(least, seconds)
+            least = min(least, max(seconds, LEAST))
             points.append((rows, least))
         return points[::-1]
 

@@ -149,6 +149,19 @@ def test_a_pair_is_swept_once_and_remembered_by_the_next_process(tmp_path):
     assert len(list((tmp_path / "costs").iterdir())) == 1
 
 
+def test_every_temperature_and_a_time_of_nothing_are_remembered(tmp_path):
+    experience, cache = Experience(), CostCache(tmp_path)
+    for hundredths in range(1001):
+        experience.confidence.at(hundredths / 100)
+    for rows in range(1, 9):
+        experience.costs.verify.note(rows, 0, 0.0)
+    cache.save(KEY, experience)
+    found = cache.load(KEY)
+    assert found is not None
+    assert found.confidence.counts == experience.confidence.counts
+    assert found.costs.verify.upto(8, 0) == experience.costs.verify.upto(8, 0)
+
+
 def test_another_key_is_another_pair(tmp_path):
     office = Office(tmp_path)
     office.calibration.begin(KEY, TARGET, DRAFT)

@@ -11,7 +11,7 @@ from support.model_pair import VOCAB, ModelDraft, ModelTarget, model_text
 from support.width_traces import Prices, Trace, made_text, play, recorded
 
 from launch.auto_width import Experience
-from launch.confidence import BINS, HORIZON, Confidence, Confidences, observed
+from launch.confidence import BINS, FAINT, HORIZON, Confidence, Confidences, observed
 from launch.events import TargetFacts
 from launch.inprocess import run_spec_decode
 from launch.policy import AUTO, FULL, Choice, Outcome, Situation
@@ -209,7 +209,7 @@ def test_the_token_behind_a_cut_says_whether_the_next_slot_was_right(
 
 def test_a_draft_is_believed_at_first_and_then_as_far_as_it_came_true():
     confidence = Confidence()
-    assert confidence.chances([0.0, 0.31, 1.0]) == [0.0, 0.31, 1.0]
+    assert confidence.chances([0.0, 0.31, 1.0]) == [FAINT, 0.31, 1.0]
     for _ in range(3 * int(HORIZON)):
         right = Outcome(0, 2, (5,), 1, (5, 6), 0, 0, 0, 1, confidences=(0.15,))
         wrong = Outcome(0, 2, (5,), 1, (9,), 0, 0, 0, 1, confidences=(0.95,))
@@ -219,6 +219,23 @@ def test_a_draft_is_believed_at_first_and_then_as_far_as_it_came_true():
     assert low > 0.85
     assert middle == 0.5
     assert high < 0.1
+
+
+def test_a_draft_that_states_next_to_nothing_of_all_that_it_has_right_is_used():
+    """As at a high temperature: every id has a small share, and the noise is the target's too."""
+    one = trace(FLAT, 0.9)
+    alone = play(one, 1).seconds
+    for stated in (0.0, 1e-30, 1e-3):
+        seconds = play(one, says=lambda right, slot, source, stated=stated: stated).seconds
+        assert seconds < 0.5 * alone
+
+
+def test_what_a_draft_states_at_last_is_taken_in_however_little_it_stated():
+    confidence, again = Confidence(), Confidence()
+    for _ in range(3000):
+        confidence.note(Outcome(0, 2, (5,), 1, (9,), 0, 0, 0, 1, confidences=(0.0,)))
+    again.restore(*confidence.counts)
+    assert again.counts == confidence.counts
 
 
 def test_what_was_known_of_a_draft_is_taken_in_where_it_can_be_true():

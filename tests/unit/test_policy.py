@@ -265,6 +265,52 @@ def test_the_next_request_begins_with_what_the_last_one_learned():
     assert experience.policy(AUTO).choose(Situation(8, 100, 0)).verify == 1
 
 
+def test_requests_of_a_token_or_two_forget_nothing_that_was_learned():
+    experience = Experience()
+    play(trace(DEAR, (0.0, 100), texts=1), experience=experience)
+    known = experience.worth.rates()
+    for _ in range(2000):  # what is known was let fade by every one of them
+        policy = experience.policy(AUTO)
+        choice = policy.choose(Situation(8, 1, 50))
+        policy.note(Outcome(50, choice.verify, (), 0, (1,), 0.0, 0.0, 0, STEP))
+        assert policy.reason() == ""
+    assert experience.worth.rates() == known
+    assert experience.policy(AUTO).choose(Situation(8, 100, 50)).verify > 1  # a probe is due
+
+
+def test_a_draft_that_pays_is_used_though_guesses_leave_no_round_to_time_a_step():
+    policy = Experience().policy(AUTO)
+    used = []
+    for at in range(200):
+        choice = policy.choose(Situation(8, 1000, 5000 + at))
+        stated = (0.9,) * (choice.propose - 1)
+        rows = policy.cut(choice, stated)
+        offered = (7,) * (choice.propose - 1)
+        drafted = rows - 1
+        guessed = rows + (at > 2)  # n-grams add a row to every round, and are wrong
+        seconds = FLAT.draft[0] if offered else 0.0, 0.0, 0, FLAT.verify[min(guessed, 8) - 1]
+        policy.note(Outcome(5000 + at, guessed, offered, drafted, (7,) * rows, *seconds, stated))
+        used.append(rows > 1)
+    assert used.count(True) >= 190
+
+
+@pytest.mark.parametrize("step", [0.0, 5e-324, 1e-12, 1e9])
+@pytest.mark.parametrize("block", [0.0, 5e-324, 1e9])
+def test_times_that_no_clock_would_tell_are_prices_like_any_other(step, block):
+    experience = Experience()
+    for _ in range(4):
+        policy = experience.policy(AUTO)
+        for at in range(60):
+            choice = policy.choose(Situation(8, 100, at))
+            stated = (0.5,) * (choice.propose - 1)
+            rows = policy.cut(choice, stated)
+            offered = (-1,) * (choice.propose - 1)
+            seconds = (block, 0.0, 1, step) if at % 9 else (step, block, 1, block)
+            policy.note(Outcome(at, rows, offered, rows - 1, (1,), *seconds, stated))
+        assert isinstance(policy.reason(), str)
+    assert all(experience.costs.alone(8, 0))
+
+
 def test_hand_over_is_what_an_answer_took_beside_its_engine():
     experience = Experience()
     costs = experience.costs
