@@ -66,6 +66,7 @@ def left_in_this_process(before: Snapshot) -> list[str]:
         if collect:
             gc.collect()
             _await_unlinking(before.segments)
+            _await_threads(before.threads)
         now = take()
         found = [
             *(
@@ -204,3 +205,11 @@ def _await_unlinking(before: frozenset[str]) -> None:
     deadline = time.monotonic() + UNLINK_SECONDS
     while _own_segments(_segments() - before) and time.monotonic() < deadline:
         threading.Event().wait(0.02)
+
+
+def _await_threads(before: frozenset[threading.Thread]) -> None:
+    """A pool that was told to end, and not waited for, has threads on their way out."""
+    deadline = time.monotonic() + UNLINK_SECONDS
+    for thread in frozenset(threading.enumerate()) - before:
+        if not thread.daemon:
+            thread.join(max(0.0, deadline - time.monotonic()))

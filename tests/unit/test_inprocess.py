@@ -234,7 +234,7 @@ def test_the_figures_say_which_widths_were_used_and_why_not_the_draft():
     assert figures.width_histogram[1] > 90
     assert figures.mode == "autoregressive"
     assert figures.mode_reason.startswith("drafting does not pay here: 1.")
-    assert figures.num_draft_tokens < 60
+    assert figures.num_draft_tokens < 100  # of 600
 
 
 def test_a_draft_that_pays_is_used_at_its_best_width():
