@@ -1,7 +1,9 @@
 """What the parts of a round cost: seconds by rows and context, learned from real rounds. Pure."""
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 from launch.events import Role
@@ -55,8 +57,7 @@ class CostCurve:
     """Seconds of one kind of forward, by its rows and the context before it.
 
     Rows that were never run are interpolated between neighbours. A context bucket starts as the one
-    before it and is then scaled by what was seen in it. More rows cost no less: what was measured
-    of fewer when the machine was slower is bounded by that.
+    before it and is then scaled by what was seen in it. More rows cost no less (`rising`).
     """
 
     def __init__(self) -> None:
@@ -96,9 +97,11 @@ class CostCurve:
         self._points.clear()
 
     def is_old(self, rows: int, position: int) -> bool:
-        """Whether forwards of so many rows were run there, and not of late."""
-        cell = self._cells.get(bucket_of(position), {}).get(rows)
-        return cell is not None and self._now - cell.noted > OLD
+        """Whether forwards of so many rows were run there, or else elsewhere, and not of late."""
+        here = self._cells.get(bucket_of(position), {})
+        known = [here] if rows in here else self._cells.values()
+        noted = [cells[rows].noted for cells in known if rows in cells]
+        return bool(noted) and self._now - max(noted) > OLD
 
     def upto(self, rows: int, position: int) -> list[float]:
         """What forwards of 1, 2, ... `rows` cost there; empty while nothing is known."""
@@ -120,20 +123,33 @@ class CostCurve:
 
     def _curve(self, bucket: int) -> list[tuple[int, float]]:
         buckets = sorted(number for number, cells in self._cells.items() if cells)
-        found: dict[int, float] = {}
+        found: dict[int, tuple[int, float]] = {}
         for number in buckets:
             if number > bucket and found:
                 break
-            own = {rows: cell.seconds for rows, cell in self._cells[number].items()}
-            common = [own[rows] / found[rows] for rows in own if found.get(rows)]
+            own = {rows: (cell.noted, cell.seconds) for rows, cell in self._cells[number].items()}
+            both = [(own[rows][1], found[rows][1]) for rows in own if rows in found]
+            common = [after / before for after, before in both if before]
             growth = sum(common) / len(common) if common else 1.0
             growth = min(max(growth, 1 / MOST_GROWTH), MOST_GROWTH)
-            found = {rows: seconds * growth for rows, seconds in found.items()} | own
-        points, least = [], float("inf")
-        for rows, seconds in sorted(found.items(), reverse=True):
-            least = min(least, max(seconds, LEAST))
-            points.append((rows, least))
-        return points[::-1]
+            found = {rows: (noted, time * growth) for rows, (noted, time) in found.items()} | own
+        return rising(found)
+
+
+def rising(times: Mapping[int, tuple[int, float]]) -> list[tuple[int, float]]:
+    """Rows and seconds, by rows, of what is known of rows: when it was noted, and seconds.
+
+    More rows cost no less. Where two times say so, the machine has changed between them, and the
+    older one is bounded by the newer.
+    """
+    points: list[tuple[int, float]] = []
+    newest = sorted(times, key=lambda rows: (times[rows][0], rows), reverse=True)
+    for rows in newest:
+        at = bisect(points, (rows,))
+        low = points[at - 1][1] if at else LEAST
+        high = points[at][1] if at < len(points) else inf
+        points.insert(at, (rows, min(max(times[rows][1], low), high)))
+    return points
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from launch.acceptance import Acceptance
-from launch.costs import OLD, CostCurve, Costs, bucket_of
+from launch.costs import OLD, CostCurve, Costs, bucket_of, rising
 
 
 def seed(curve, *times):
@@ -137,3 +137,30 @@ def test_fewer_rows_cost_no_more_than_more_rows_do():
     curve = CostCurve()
     seed(curve, (1, 3.0), (2, 1.0), (4, 2.0))  # the machine was slower when one row was run
     assert curve.upto(4, 0) == [1.0, 1.0, 1.5, 2.0]
+
+
+def test_more_rows_cost_no_less_than_fewer_do_by_the_newer_time():
+    curve = CostCurve()
+    seed(curve, (1, 1.0), (8, 2.0), (4, 15.0))  # the machine was faster when eight were run
+    assert curve.upto(8, 0)[3:] == [15.0] * 5
+    assert curve.upto(8, 0)[0] == 1.0
+    assert rising({1: (3, 5.0), 2: (9, 2.0), 3: (4, 1.0), 4: (9, 3.0)}) == [
+        (1, 2.0),
+        (2, 2.0),
+        (3, 2.0),
+        (4, 3.0),
+    ]
+
+
+def test_a_time_is_old_where_none_was_taken_of_late_in_any_context():
+    curve = CostCurve()
+    curve.note(1, 0, 1.0)
+    for _ in range(OLD):
+        curve.note(3, 300, 1.5)
+    assert not curve.is_old(1, 600)
+    curve.note(3, 600, 1.5)
+    assert curve.is_old(1, 600)
+    curve.note(1, 600, 1.0)
+    assert not curve.is_old(1, 600)
+    assert not curve.is_old(1, 300)
+    assert curve.is_old(1, 0)  # it is known there, and was taken long ago

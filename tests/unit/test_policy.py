@@ -216,6 +216,22 @@ def test_prices_that_change_are_followed_within_twenty_rounds():
     assert sum(width > 1 for width in behind[20:36]) <= 1  # for the price of a block
 
 
+@pytest.mark.parametrize("at", [40, 300, 1100])
+@pytest.mark.parametrize("dearer", ["rows", "block"])
+def test_prices_that_rise_are_followed_wherever_a_step_was_timed_last(at, dearer):
+    """A wide block was timed long before, and a step in another class of context."""
+    before = Prices(tuple(STEP * (1 + i / 9) for i in range(8)), (STEP * 0.3,) * 8, 1e-4, 9e-4)
+    rows = before.verify[:1] + tuple(3 * one for one in before.verify[1:])
+    block = tuple(10 * one for one in before.draft)
+    after = replace(before, **{"rows": {"verify": rows}, "block": {"draft": block}}[dearer])
+    one = trace(before, (0.7, at + 400), texts=1)
+    played = play(one, prices=lambda position: after if position >= at else before)
+    asked = [round_[0] for round_ in played.rounds if round_[0] in played.asked]
+    behind = [round_[0] for round_ in played.rounds if round_[0] >= at]
+    late = set(behind[60:160])
+    assert len(late.intersection(asked)) <= 10  # probes
+
+
 def test_nothing_is_compared_with_a_step_whose_price_is_not_known():
     policy = Experience().policy(AUTO)
     chosen = []
