@@ -327,6 +327,22 @@ def test_times_that_no_clock_would_tell_are_prices_like_any_other(step, block):
     assert all(experience.costs.alone(8, 0))
 
 
+def test_the_draft_is_asked_for_four_rows_at_least_where_so_many_are_wanted():
+    experience = Experience()
+    play(trace(DEAR, (0.6, 300), texts=1), experience=experience)
+    policy = experience.policy(AUTO)
+    asked = set()
+    for at in range(60):
+        choice = policy.choose(Situation(8, 3 if at % 2 else 100, at))
+        stated = (0.5,) * (choice.propose - 1)
+        rows = policy.cut(choice, stated)
+        offered = (-1,) * len(stated)
+        asked.add((at % 2, choice.propose))
+        policy.note(Outcome(at, rows, offered, rows - 1, (1,), 0.4 * STEP, 0.0, 1, STEP, stated))
+    assert asked <= {(0, 1), (1, 1), (1, 3)} | {(0, rows) for rows in range(4, 9)}
+    assert len(asked) > 2
+
+
 def test_hand_over_is_what_an_answer_took_beside_its_engine():
     experience = Experience()
     costs = experience.costs
