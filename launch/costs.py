@@ -3,6 +3,7 @@
 from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import inf
 from typing import Final
 
@@ -142,7 +143,10 @@ def rising(times: Mapping[int, tuple[int, float]]) -> list[tuple[int, float]]:
     More rows cost no less. Where two times say so, the machine has changed between them, and the
     older one is bounded by the newer.
     """
-    points: list[tuple[int, float]] = []
+    points = [(rows, max(seconds, LEAST)) for rows, (_, seconds) in sorted(times.items())]
+    if all(less <= more for (_, less), (_, more) in pairwise(points)):
+        return points  # as mostly
+    points = []
     newest = sorted(times, key=lambda rows: (times[rows][0], rows), reverse=True)
     for rows in newest:
         at = bisect(points, (rows,))
