@@ -153,8 +153,6 @@ class AutoWidth:
         if 1 not in self._costs.verify.known_rows:
             return 1  # nothing can be compared with a step whose price is not known
         prices = self._costs.alone(len(tokens), situation.position)
-        if not all(prices):
-            return 1
         rates = [one / price for one, price in zip(tokens, prices, strict=True)]
         top, usual = max(rates), rates[0]
         rows, pays = self._best(max(1, situation.block_size))
@@ -242,7 +240,7 @@ class AutoWidth:
         """Rows to ask for, and whether that emits more a second than to ask for none."""
         rates = self._worth.rates()[:widest]
         alone = self._costs.alone(1, self._at.position)
-        if len(rates) < 2 or not alone or not alone[0]:
+        if len(rates) < 2 or not alone:
             return widest, not rates
         least = min(LEAST, len(rates)) - 1
         best = max(range(least, len(rates)), key=rates.__getitem__)
@@ -251,7 +249,7 @@ class AutoWidth:
     def _rate(self) -> float:
         """Tokens a second that time is worth now; 0 while unknown."""
         alone = self._costs.alone(1, self._at.position)
-        return max([1 / alone[0] if alone and alone[0] else 0.0, *self._worth.rates()])
+        return max([1 / alone[0] if alone else 0.0, *self._worth.rates()])
 
     def _chances(self, confidences: Sequence[float], count: int) -> list[float]:
         """P(slot is right, all before it being so) of the first `count` slots of a block."""
@@ -263,6 +261,6 @@ class AutoWidth:
         """Of rounds there, up to the whole block; None while unknown."""
         widest = self._at.block_size
         verify = self._costs.alone(widest, position)
-        if not verify or not verify[0]:
+        if not verify:
             return None
         return Prices(verify, self._costs.asking(widest, position))

@@ -103,11 +103,11 @@ def test_the_rival_is_a_step_at_the_same_position_also_where_no_draft_was_ever_a
     assert chosen.rows_for([1.0, 1.6, 1.9, 2.1], late) == 4
 
 
-def test_a_verify_that_took_no_time_is_compared_with_nothing():
+def test_a_verify_that_took_no_time_is_a_price_like_any_other():
     experience = Experience()
     experience.costs.verify.note(1, 0, STEP)
     experience.costs.verify.note(16, 0, 0.0)
-    assert experience.policy(AUTO).rows_for([1.0 + row for row in range(16)], NOW) == 1
+    assert experience.policy(AUTO).rows_for([1.0 + row for row in range(16)], NOW) == 16
 
 
 @pytest.mark.parametrize(("drafted", "said"), [(False, "alone"), (True, "more than drafts")])
