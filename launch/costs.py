@@ -12,7 +12,10 @@ from launch.policy import Outcome
 
 MOST_GROWTH: Final = 2.0  # twice the context costs no more; what does is no matter of context
 BUCKET: Final = 256  # positions of the first context bucket; each one after it is twice as wide
-RATE: Final = 1 / 4  # what a new time counts for, once a few are known
+# What a new time counts for, once a few are known: hiccups only ever lengthen one, so that a longer
+# one says less of the price.
+FALL: Final = 1 / 3
+RISE: Final = 1 / 10
 SEED_COUNT: Final = 2  # what is remembered counts as so many times
 FEW: Final = 3  # times, after which one that stands out is left out
 USUAL: Final = 2  # feature rows that a usual round of a draft that pays takes in
@@ -24,7 +27,7 @@ OLD: Final = 48  # forwards since, after which a time is replaced by a new one
 
 @dataclass(slots=True)
 class Cell:
-    """A decayed mean of times."""
+    """Times, decayed: what a forward takes where little is in its way."""
 
     seconds: float
     count: int = 1
@@ -35,10 +38,10 @@ class Cell:
         """One hiccup of the machine must not look like a price; two in a row are a new price.
 
         `now`: forwards of any rows so far. Machines become slower and faster, so that what is old
-        is worth no more than one new time.
+        is worth no more than one new time, and nothing where that is shorter.
         """
         if now - self.noted > OLD:
-            self.count = 0
+            self.count = int(seconds > self.seconds)
         self.noted = now
         again, self.count = self.stands_out, self.count + 1
         low, high = self.seconds / OUTLIER, self.seconds * OUTLIER
@@ -46,7 +49,8 @@ class Cell:
         if self.stands_out and again:
             self.seconds, self.count, self.stands_out = seconds, 1, False
         elif not self.stands_out:
-            self.seconds += (seconds - self.seconds) * max(1 / self.count, RATE)
+            usual = RISE if seconds > self.seconds else FALL
+            self.seconds += (seconds - self.seconds) * max(1 / self.count, usual)
 
 
 def bucket_of(position: int) -> int:
