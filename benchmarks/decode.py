@@ -41,14 +41,16 @@ from launch.plan import Plan
 from launch.policy import AUTO, FULL
 from launch.store import default_home
 from protocol.config import Deadlines
-from protocol.messages import DEFAULT_TREE_BUDGET
+from protocol.messages import DEFAULT_TREE_BUDGET, Ngram
 
-# `speculative` and `tree` verify as many rows; `auto-tree` is what pays, chain, tree or one token.
+# `speculative` and `tree` verify as many rows; `auto-tree` is what pays, chain, tree or one token;
+# `step` has a draft and never asks it, the best that `draft` can do where no block pays.
 MODES: Final = (
     "speculative",
     "autoregressive",
     "auto",
     "draft",
+    "step",
     "ngrams",
     "inprocess",
     "concurrent",
@@ -63,11 +65,19 @@ PAIRS: Final = (
     ("auto", "speculative"),
     ("auto", "draft"),
     ("draft", "autoregressive"),
+    ("draft", "step"),
+    ("step", "autoregressive"),
     ("ngrams", "autoregressive"),
     ("tree", "speculative"),
     ("auto-tree", "auto"),
     ("auto-tree", "autoregressive"),
 )
+CHOOSING: Final[dict[str, tuple[int, Ngram]]] = {  # rows, and whether there are n-grams
+    "auto": (AUTO, "auto"),
+    "draft": (AUTO, "never"),
+    "step": (1, "never"),
+    "ngrams": (AUTO, "auto"),
+}
 WARM_UP_TOKENS: Final = 24
 PATIENCE: Final = 60.0
 
@@ -136,9 +146,10 @@ def start_mode(name: str, plan: Plan, stops: Sequence[int]) -> Mode:
     if name == "auto-tree":
         wide = msgspec.structs.replace(plan, widest=DEFAULT_TREE_BUDGET + 1)
         return Daemons(wide, stops, AUTO, "auto", ngram="never")
-    if name in ("auto", "draft", "ngrams"):
+    if name in CHOOSING:
+        rows, ngram = CHOOSING[name]
         wide = msgspec.structs.replace(plan, widest=GUESS_WIDTH)  # as a supervisor has it
-        return Daemons(wide, stops, AUTO, ngram="never" if name == "draft" else "auto")
+        return Daemons(wide, stops, rows, ngram=ngram)
     return Daemons(plan, stops, FULL)
 
 
