@@ -5,8 +5,9 @@ forward). Whether products and attention give that is a property of processor, l
 dtype, so it is measured through the whole model and through the attention kernel at long contexts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Literal, Protocol
 
 import torch
@@ -22,6 +23,7 @@ BASE: Final = 59  # blocks of the probe cross a multiple of 64 and start off any
 KEY_MULTIPLES: Final = (KEY_MULTIPLE, 512)
 BOUNDARIES: Final = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 63)  # in units of the multiple
 LONGEST: Final = 4096
+LENGTH: Final = "attention rows depend on the length of the context"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,44 +101,52 @@ def settle(
     Raises ExactUnavailable where `exact` is asked for and no cut makes rows agree.
     """
     widest = max(block, REFERENCE)
-    multiple = _key_multiple(target.probe_attention(), widest)
+    most = max(*WIDE, widest) if exact else widest
+    keeps = _attention(target.probe_attention(), most)
+    multiple = _key_multiple(keeps, widest)
     target.widths = Widths(key_multiple=multiple or KEY_MULTIPLE)
-    reference = target.probe_rows(tokens[:REFERENCE], base)
+    reference = _reference(target, tokens[: REFERENCE + most], base)
     agrees = _comparer(target, tokens, base, reference)
     if not exact:
-        widths, verdict = _describe(agrees, multiple, widest)
-        if verdict.kind == "no" and coarse and multiple is not None:
-            return _padded(agrees, multiple, widest) or (widths, verdict)
-        return widths, verdict
+        return _unasked(agrees, keeps, multiple, widest, coarse=coarse)
     if multiple is None:
-        raise ExactUnavailable("--exact: attention rows depend on the length of the context here")
+        raise ExactUnavailable(f"--exact: {LENGTH} here")
     if not _keeps_places(agrees):
         raise ExactUnavailable(
             f"--exact: a row depends on its place among {REFERENCE} rows; no padding mends that"
         )
-    least, narrow = _least(agrees), _narrow(agrees, widest)
-    wide = (narrow, *(width for width in WIDE if width > narrow and agrees(width, 0)))
+    least, narrow = _least(agrees), _narrow(agrees, keeps, multiple, widest)
+    wider = (width for width in WIDE if width > narrow)
+    wide = (narrow, *(one for one in wider if agrees(one, 0) and keeps(multiple, one)))
     widths = Widths(least, narrow, wide, multiple)
     native = least == 1 and narrow >= widest
     detail = f"rows agree at widths {least} to {narrow}, prompt passes of {wide[-1]}"
     return widths, Exactness("native" if native else "padded", detail)
 
 
-def _describe(agrees: "Agrees", multiple: int | None, widest: int) -> tuple[Widths, Exactness]:
+def _unasked(
+    agrees: "Agrees", keeps: "Keeps", multiple: int | None, widest: int, *, coarse: bool
+) -> tuple[Widths, Exactness]:
+    """Say what is so, and cut nothing; but where rounding is `coarse`, pad if that mends all."""
     plain = Widths()
     if multiple is None:
-        return plain, Exactness("no", "attention rows depend on the length of the context")
+        return plain, Exactness("no", LENGTH)
+    if not keeps(multiple, widest):
+        return plain, Exactness("no", "attention rows depend on how many rows there are")
     for width in range(1, widest + 1):
         if not all(agrees(width, shift) for shift in (0, 1)):
             detail = f"rows at width {width} differ from width {REFERENCE}; --exact pads them"
-            return plain, Exactness("no", detail)
+            unpadded = plain, Exactness("no", detail)
+            return (_padded(agrees, keeps, multiple, widest) if coarse else None) or unpadded
     detail = f"rows agree at widths 1 to {widest}"
     return Widths(key_multiple=multiple), Exactness("native", detail)
 
 
-def _padded(agrees: "Agrees", multiple: int, widest: int) -> tuple[Widths, Exactness] | None:
+def _padded(
+    agrees: "Agrees", keeps: "Keeps", multiple: int, widest: int
+) -> tuple[Widths, Exactness] | None:
     """Decode forwards padded to the narrowest width that agrees, prompt chunks left whole."""
-    if not _keeps_places(agrees) or _narrow(agrees, widest) < widest:
+    if not _keeps_places(agrees) or _narrow(agrees, keeps, multiple, widest) < widest:
         return None
     least = _least(agrees)
     detail = f"rows agree at widths {least} to {widest}; narrower forwards are padded"
@@ -144,6 +154,7 @@ def _padded(agrees: "Agrees", multiple: int, widest: int) -> tuple[Widths, Exact
 
 
 Agrees = Callable[[int, int], bool]
+Keeps = Callable[[int, int], bool]
 
 
 def _keeps_places(agrees: Agrees) -> bool:
@@ -160,11 +171,18 @@ def _least(agrees: Agrees) -> int:
     return least
 
 
-def _narrow(agrees: Agrees, widest: int) -> int:
+def _narrow(agrees: Agrees, keeps: Keeps, multiple: int, widest: int) -> int:
     narrow = REFERENCE
-    while narrow < widest and agrees(narrow + 1, 0):
+    while narrow < widest and agrees(narrow + 1, 0) and keeps(multiple, narrow + 1):
         narrow += 1
     return narrow
+
+
+def _reference(target: Probed, tokens: Tensor, base: int) -> Tensor:
+    """What all `tokens` make in forwards of REFERENCE rows, one behind the other."""
+    starts = range(0, len(tokens) - REFERENCE + 1, REFERENCE)
+    parts = [target.probe_rows(tokens[at : at + REFERENCE], base + at).clone() for at in starts]
+    return torch.cat(parts)
 
 
 def _comparer(target: Probed, tokens: Tensor, base: int, reference: Tensor) -> Agrees:
@@ -175,14 +193,26 @@ def _comparer(target: Probed, tokens: Tensor, base: int, reference: Tensor) -> A
             # The rows before the shifted block must be the reference's again.
             target.probe_rows(tokens[:REFERENCE], base)
         rows = target.probe_rows(tokens[shift : shift + width], base + shift)
-        common = min(width, REFERENCE - shift)
+        common = min(width, len(reference) - shift)
         return torch.equal(rows[:common], reference[shift : shift + common])
 
     return agrees
 
 
-def _key_multiple(shape: AttentionShape, widest: int) -> int | None:
-    """The smallest multiple to which K must be padded for rows to keep their bits; or None."""
+def _key_multiple(keeps: Keeps, widest: int) -> int | None:
+    """The smallest multiple to which K must be padded for rows to keep their bits; or None.
+
+    One that keeps them in blocks of up to `widest` rows, or else in narrow ones.
+    """
+    ways = ((width, multiple) for width in (widest, REFERENCE) for multiple in KEY_MULTIPLES)
+    return next((multiple for width, multiple in ways if keeps(multiple, width)), None)
+
+
+def _attention(shape: AttentionShape, most: int) -> Keeps:
+    """``keeps(multiple, width)``: whether rows of blocks of up to `width` keep their bits.
+
+    At every length of the context, where K is padded to the multiple; `width` is at most `most`.
+    """
     longest = min(LONGEST, shape.capacity)
     generator = torch.Generator().manual_seed(1)
 
@@ -191,7 +221,7 @@ def _key_multiple(shape: AttentionShape, widest: int) -> int | None:
         return values.to(shape.device, shape.dtype)
 
     key, value = random(longest), random(longest)
-    query = random(widest * shape.group).view(shape.kv_heads, shape.group, widest, shape.head_dim)
+    query = random(most * shape.group).view(shape.kv_heads, shape.group, most, shape.head_dim)
 
     def attend(first: int, rows: int, base: int, multiple: int) -> Tensor:
         """Block rows ``first .. first + rows - 1`` of the block at `base`, as one forward."""
@@ -210,15 +240,17 @@ def _key_multiple(shape: AttentionShape, widest: int) -> int | None:
         out = attend_folded(part, key[:, :, :length], value[:, :, :length], mask, scale)
         return out.view(shape.kv_heads, shape.group, rows, shape.head_dim)
 
-    for multiple in KEY_MULTIPLES:
+    @cache
+    def keeps(multiple: int, width: int) -> bool:
         ends = [units * multiple for units in BOUNDARIES]
-        if all(
-            _crosses(attend, end - widest // 2, widest, multiple)
-            for end in ends
-            if widest <= end <= longest - widest
-        ):
-            return multiple
-    return None
+        bases = [end - width // 2 for end in ends if width <= end <= longest - width]
+        # How rows are divided is no matter of the length, so that its two ends will do.
+        narrower = range(REFERENCE, width)
+        return all(_crosses(attend, base, width, multiple) for base in bases) and all(
+            _starts(attend, base, width, multiple, narrower) for base in {*bases[:1], *bases[-1:]}
+        )
+
+    return keeps
 
 
 def _crosses(
@@ -229,3 +261,17 @@ def _crosses(
     early = attend(0, half, base, multiple)
     late = attend(half, widest - half, base, multiple)
     return torch.equal(whole[:, :, :half], early) and torch.equal(whole[:, :, half:], late)
+
+
+def _starts(
+    attend: Callable[[int, int, int, int], Tensor],
+    base: int,
+    widest: int,
+    multiple: int,
+    narrower: Iterable[int],
+) -> bool:
+    """Whether a block begins with what narrower ones give, bit for bit."""
+    whole = attend(0, widest, base, multiple)
+    return all(
+        torch.equal(whole[:, :, :rows], attend(0, rows, base, multiple)) for rows in narrower
+    )

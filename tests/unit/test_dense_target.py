@@ -180,6 +180,21 @@ def test_a_context_shorter_than_the_probe_is_probed_as_well(tmp_path):
     assert target.verify_batch(0, prompt(6), 0, "all").shape == (6, 97)
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+def test_exact_rows_are_the_same_at_every_width_with_heads_of_real_size(dim, tmp_path):
+    """At 11 rows of 3 heads a group, one row is left over behind the kernel's block of 32."""
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": dim}
+    folder = write_tiny_target(tmp_path, "qwen3", num_hidden_layers=2, **heads)
+    target, ids = load(folder, exact=True, block_size=35, taps=(0, 1)), prompt(110)
+    assert target.exactness.kind in ("native", "padded")
+    rows = [target.verify_batch(0, ids[at : at + 8], at, "all").clone() for at in range(0, 104, 8)]
+    expected = torch.cat(rows)
+    for width in range(1, 36):
+        for base in (40, 57):
+            got = target.verify_batch(0, ids[base : base + width], base, "all")
+            assert got.equal(expected[base : base + width]), (width, base)
+
+
 def test_the_whole_context_can_be_filled_with_padding_on(tmp_path):
     folder = write_tiny_target(tmp_path)
     exact, plain = load(folder, exact=True), load(folder)
