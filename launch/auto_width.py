@@ -144,8 +144,8 @@ class AutoWidth:
         rows = choice.verify
         verify = self._costs.verify.upto(rows, self._at.position)
         is_whole = self._probes.is_whole if self._probing else not self._cuts
-        if rows == 1 or is_whole or not verify:
-            return rows
+        if rows == 1 or is_whole or not verify or not self._worth.rounds:
+            return rows  # at first, too: remembered prices may be those of another day
         chances = self._chances(confidences, rows - 1)
         return worthwhile(emitted(chances), verify, self._rate())[-1]
 

@@ -49,8 +49,8 @@ class Cell:
         if self.stands_out and again:
             self.seconds, self.count, self.stands_out = seconds, 1, False
         elif not self.stands_out:
-            usual = RISE if seconds > self.seconds else FALL
-            self.seconds += (seconds - self.seconds) * max(1 / self.count, usual)
+            few = FALL if self.count > FEW else 1.0  # of few times the least is believed
+            self.seconds += (seconds - self.seconds) * (RISE if seconds > self.seconds else few)
 
 
 def bucket_of(position: int) -> int:
@@ -82,7 +82,7 @@ class CostCurve:
     def restore(self, cells: Iterable[tuple[int, int, float, int]]) -> None:
         """Begin with what an earlier process knew; it counts for a few times only."""
         for bucket, rows, seconds, count in cells:
-            cell = Cell(seconds, min(count, SEED_COUNT))
+            cell = Cell(seconds, min(count, SEED_COUNT), noted=-OLD - 1)  # of another day
             self._cells.setdefault(bucket, {})[rows] = cell
         self._points.clear()
 

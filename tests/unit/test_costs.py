@@ -133,6 +133,25 @@ def test_what_was_measured_long_ago_is_worth_no_more_than_one_new_time():
     assert curve.upto(3, 0) == [1.0, 1.25, 1.5]
 
 
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_of_the_first_few_times_the_least_is_believed(slow):
+    curve = CostCurve()
+    for at in range(3):
+        curve.note(8, 0, 0.75 if at == slow else 0.05)
+    assert 0.05 <= curve.upto(8, 0)[-1] < 0.13  # by a tenth of what is longer
+
+
+def test_what_another_process_remembered_gives_way_to_the_first_time_that_is_shorter():
+    curve = CostCurve()
+    curve.restore([(0, 1, 0.02, 50), (0, 8, 0.75, 50)])
+    assert curve.is_old(8, 0)
+    curve.note(8, 0, 0.05)
+    assert curve.upto(8, 0)[-1] == pytest.approx(0.05)
+    assert not curve.is_old(8, 0)
+    curve.note(1, 0, 0.03)
+    assert 0.02 < curve.upto(1, 0)[0] < 0.03  # a longer one may be a hiccup
+
+
 def test_fewer_rows_cost_no_more_than_more_rows_do():
     curve = CostCurve()
     seed(curve, (1, 3.0), (2, 1.0), (4, 2.0))  # the machine was slower when one row was run

@@ -109,6 +109,26 @@ def test_recorded_texts_are_decoded_as_fast_as_without_the_draft(recorded):
         assert play(recorded, noise=0.1, seed=seed).seconds <= alone / 0.95
 
 
+def poisoned(prices, factor):
+    """As another process remembered it, in whose sweep wide forwards were slow."""
+    experience = Experience()
+    curve = experience.costs.verify
+    cells = [(0, rows, prices.verify[rows - 1], 2) for rows in (1, 2, 3)]
+    curve.restore(
+        [*cells, (0, 4, factor * prices.verify[3], 2), (0, 8, factor * prices.verify[7], 2)]
+    )
+    experience.costs.draft.restore([(0, 8, factor * prices.draft[7], 2)])
+    return experience
+
+
+@pytest.mark.parametrize("prices", [DEAR, FLAT])
+@pytest.mark.parametrize("factor", [3, 15])
+def test_slow_times_of_an_earlier_process_do_not_keep_a_good_draft_off(prices, factor):
+    good = trace(prices, (0.9, 400), texts=1)
+    seconds = play(good, experience=poisoned(prices, factor)).seconds
+    assert seconds <= 1.05 * play(good).seconds
+
+
 @pytest.mark.parametrize("prices", [DEAR, FLAT])
 def test_a_draft_that_turns_useless_is_left_within_twenty_rounds(prices):
     turns = trace(prices, (0.95, 200), (0.0, 300), texts=1)
