@@ -179,11 +179,11 @@ class AutoWidth:
         if self._alone <= self._drafted or pays or not self._worth.rounds:
             return ""  # it was used, or would pay: there was no occasion, or guesses took its place
         rounds, at = self._worth.rounds, rows - 1
-        made = self._worth.tokens[at] / rounds
         (alone,) = self._costs.alone(1, self._at.position)
+        needed = MARGIN * self._worth.seconds[at] / rounds / alone
+        made = self._worth.tokens[at] / rounds
         return (
-            f"drafting does not pay here: {made:.1f} tokens a round against a cost of "
-            f"{self._worth.seconds[at] / rounds / alone:.1f} steps"
+            f"drafting does not pay here: {made:.2f} tokens a round of late, of {needed:.2f} needed"
         )
 
     def _learn(self, outcome: Outcome) -> None:

@@ -77,7 +77,6 @@ class Guesses:
         self._lookups = Lookups(rates) if ngram == "auto" and not hints else None
         self._alone: tuple[int, ...] = ()  # the round's, where n-grams make it
         self._race = Race()
-        self._used = False
 
     def rows(self, policy: WidthPolicy, now: Situation, journal: Journal, most: int) -> int:
         """Rows of a round that n-grams make by themselves, pending token included; 1: none."""
@@ -89,6 +88,11 @@ class Guesses:
         self._alone = found[: rows - 1]
         return rows
 
+    def cover(self, journal: Journal, count: int) -> bool:
+        """Whether hints would override each of the next `count` proposals, one at least."""
+        first = journal.emitted
+        return count > 0 and all(first + index in self._hints for index in range(count))
+
     def complete(self, block: Block, journal: Journal, widest: int) -> None:
         """Change `block` to at most `widest` proposals for the tokens after the pending one."""
         if self._alone and not block.offered:
@@ -99,7 +103,6 @@ class Guesses:
             block.proposed, block.hinted = hinted
         if self._ngrams is not None:
             self._look_up(self._ngrams.of(journal), block, widest)
-        self._used = self._used or bool(block.hinted or block.looked_up)
 
     def _look_up(self, ngram: NgramLookup, block: Block, widest: int) -> None:
         ids = unpack_ids(block.proposed)
@@ -117,11 +120,13 @@ class Guesses:
         if self._lookups is not None:
             self._lookups.judge(emitted)
 
-    def mode(self, mode: Mode, *, drafted: bool) -> Mode:
-        """The request's mode: blocks were verified without a draft if guesses made some.
 
-        `drafted`: whether any token of the draft's was verified.
-        """
-        if mode[0] == "speculative" or not self._used:
-            return mode
-        return "speculative", f"guesses {'more than drafts' if drafted else 'alone'}: {mode[1]}"
+def with_guesses(mode: Mode, guessed: int, drafted: int) -> Mode:
+    """The request's mode: blocks were verified without a draft if guesses made some.
+
+    `guessed` and `drafted` proposals were verified, hints and n-grams the former.
+    """
+    if mode[0] == "speculative" or not guessed:
+        return mode
+    more = "guesses more than drafts" if guessed > drafted else "guesses beside drafts"
+    return "speculative", f"{more if drafted else 'guesses alone'}: {mode[1]}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from launch.block import Block
 from launch.draft_side import DraftSide
 from launch.events import Finish, TargetFacts
-from launch.hints import Guesses, Mode
+from launch.hints import Guesses, Mode, with_guesses
 from launch.journal import Journal
 from launch.outstanding import Outstanding
 from launch.policy import ALONE, Choice, Outcome, Situation
@@ -67,8 +67,9 @@ class Rounds:
         mode, reason = self._draft.mode()
         if mode == "speculative" and (unused := self._policy.reason()):
             mode, reason = "autoregressive", f"{reason}; {unused}" if reason else unused
-        drafted = self._tally.num_draft_tokens > 0
-        return self._guesses.mode((mode, reason), drafted=drafted)
+        tally = self._tally
+        guessed = tally.num_hint_tokens + tally.num_ngram_tokens
+        return with_guesses((mode, reason), guessed, tally.num_draft_tokens)
 
     def ask(self, target: TargetFacts) -> None:
         """Propose where a draft is open and more than one token is wanted; else verify alone."""
@@ -79,11 +80,13 @@ class Rounds:
         most = min(budget, target.max_width)
         if (rows := self._guesses.rows(self._policy, now, self._journal, most)) > 1:
             choice = Choice(1, rows)
+        top_k = self.shape.top_k(target, self._draft.facts) if choice.verify > 1 else 0
+        if not top_k and self._guesses.cover(self._journal, choice.propose - 1):
+            choice = Choice(1, choice.verify)  # nothing of the draft's would be verified
         self._choice = choice
         if self._must_ingest(target, base, block_size):
             self._asked.ask("draft", IngestItem, stop=base)
         elif choice.propose > 1:
-            top_k = self.shape.top_k(target, self._draft.facts) if choice.verify > 1 else 0
             self._draft.propose(base, self._journal.pending, choice.propose, top_k)
         else:
             self._asked.round += 1

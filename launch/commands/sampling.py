@@ -23,6 +23,7 @@ from protocol.messages import (
     MAX_LOGPROBS,
     MAX_STOP_CHARS,
     MAX_STOPS,
+    Count,
     Hints,
     Ngram,
     Sampling,
@@ -125,7 +126,7 @@ def read_hints(path: Path, tokenizer: "TextTokenizer") -> Hints:
         if path.suffix != ".json":
             pairs = list(enumerate(tokenizer.encode(data.decode(), add_special=False)))
         else:
-            stated = msgspec.json.decode(data, type=list[int] | dict[int, int])
+            stated = msgspec.json.decode(data, type=list[Count] | dict[Count, Count])
             pairs = list(enumerate(stated) if isinstance(stated, list) else stated.items())
         return msgspec.convert(pairs[:MAX_HINTS], Hints)
     except OSError as error:

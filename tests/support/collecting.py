@@ -17,6 +17,7 @@ TAPS = (0, 2, 3)
 WIDTH = 2 * 3 * 24  # bytes of a row of features
 FULL = {"shard_tokens": 60, "feature_bytes": 1 << 20}
 DEFAULTS = {"slots": 3, "max_positions": 96, "likeliest": 5, "taps": TAPS, "threads": 1}
+DEFAULTS |= {"dtype": "float32"}  # on any processor, for what is compared by numbers
 
 
 def run(place, model, folder, asks=b"", *arguments, **settings):

@@ -101,7 +101,7 @@ def stop_string(text, end):
 
 def cancel(text, end):
     calls = itertools.count(1)  # to open twice, and 10 chunks, come before the first round
-    return MOST, {}, {"is_cancelled": lambda: next(calls) > 12 + end}
+    return MOST, {}, {"is_cancelled": lambda: next(calls) > 12 + min(end, 4)}
 
 
 ENDS = {"budget": budget, "stop_token": stop_token, "eos": eos}

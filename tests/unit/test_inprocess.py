@@ -83,6 +83,17 @@ def test_a_wrong_hint_costs_the_tail_of_its_round_and_nothing_else(drafted, wron
     assert cut.position + len(unpack_ids(cut.tokens)) - 1 == len(PROMPT) + wrong
 
 
+@pytest.mark.parametrize("width", [FULL, 4, AUTO])
+def test_a_draft_is_not_asked_for_what_hints_would_override(width):
+    right = text_after(PROMPT, 40)
+    hints = dict(enumerate(right))
+    figures = decode(hint_tokens=hints, block_width=width).statistics
+    assert figures.draft_seconds == 0.0
+    assert figures.mode == "speculative"
+    del hints[19]  # the first block of 16 rows ends before it
+    assert decode(hint_tokens=hints, block_width=width).statistics.draft_seconds > 0.0
+
+
 def test_hints_alone_make_blocks_without_a_draft():
     right = text_after(PROMPT, 40)
     result = decode(drafted=False, hint_tokens=dict(enumerate(right)))

@@ -6,9 +6,8 @@ import pytest
 from support.model_pair import VOCAB, ModelDraft, ModelTarget
 
 from launch.auto_width import Experience
-from launch.block import Block
 from launch.events import TargetFacts
-from launch.hints import Guesses
+from launch.hints import Guesses, with_guesses
 from launch.inprocess import run_spec_decode
 from launch.journal import Journal
 from launch.lookups import Lookups, unknown
@@ -110,16 +109,19 @@ def test_a_verify_that_took_no_time_is_a_price_like_any_other():
     assert experience.policy(AUTO).rows_for([1.0 + row for row in range(16)], NOW) == 16
 
 
-@pytest.mark.parametrize(("drafted", "said"), [(False, "alone"), (True, "more than drafts")])
-def test_the_reason_says_whether_the_draft_took_part(drafted, said):
-    guesses = Guesses({}, "auto", unknown())
-    text = journal([1, 2, 3, 1, 2])
-    assert guesses.mode(("autoregressive", "why"), drafted=drafted) == ("autoregressive", "why")
-    assert guesses.rows(policy([STEP] * 4), NOW, text, 4) == 4
-    guesses.complete(Block(), text, 3)
-    mode = guesses.mode(("autoregressive", "why"), drafted=drafted)
-    assert mode == ("speculative", f"guesses {said}: why")
-    assert guesses.mode(("speculative", ""), drafted=drafted) == ("speculative", "")
+@pytest.mark.parametrize(
+    ("guessed", "drafted", "said"),
+    [
+        (7, 0, "guesses alone: "),
+        (7, 6, "guesses more than drafts: "),
+        (7, 7, "guesses beside drafts: "),
+    ],
+)
+def test_the_reason_says_who_made_the_proposals(guessed, drafted, said):
+    left = ("autoregressive", "why")
+    assert with_guesses(left, 0, drafted) == left
+    assert with_guesses(left, guessed, drafted) == ("speculative", f"{said}why")
+    assert with_guesses(("speculative", ""), guessed, drafted) == ("speculative", "")
 
 
 def test_a_fixed_width_and_a_step_of_unknown_price_have_no_round_of_ngrams():

@@ -281,7 +281,7 @@ def test_the_reason_says_what_a_round_brings_and_what_it_costs():
         drafted = choice.verify - 1
         policy.note(Outcome(at, choice.verify, offered, drafted, (1,), 0.6 * STEP, 0.0, 1, STEP))
     assert policy.reason().startswith("drafting does not pay here: 1.")
-    assert " tokens a round against a cost of 1." in policy.reason()
+    assert " tokens a round of late, of 1." in policy.reason()
 
 
 def test_a_draft_that_pays_and_was_not_used_for_another_reason_is_not_said_not_to_pay():
