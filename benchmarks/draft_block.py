@@ -21,7 +21,7 @@ from torch.nn import functional
 from draft_daemon.engine import Engine
 from draft_daemon.models.dflash import DFlash
 from protocol.codec import pack_tokens
-from protocol.kernels.linear import Linear
+from protocol.kernels.linear import Product
 from protocol.messages import IngestItem, OpenItem, PrefillItem, ProposeItem
 
 CONTEXT = 200
@@ -42,7 +42,7 @@ def prepare(pair: InProcess, draft: Engine) -> int:
     return answer.token
 
 
-def products(pair: InProcess, draft: Engine) -> list[Linear]:
+def products(pair: InProcess, draft: Engine) -> list[Product]:
     """Every product of one block, the head last."""
     network = pair.network.network
     if not isinstance(network, DFlash):

@@ -28,7 +28,7 @@ from launch.store import default_home
 from protocol.choice import choose
 from protocol.config import TargetConfig
 from protocol.cpu import usable_cores
-from protocol.kernels.linear import Linear
+from protocol.kernels.linear import Linear, Product
 from protocol.messages import Sampling
 from protocol.transports.local import TRANSPORT
 from target_daemon.dense.model import DenseTarget
@@ -134,10 +134,12 @@ def measure(target: DenseTarget, width: int, context: int) -> dict[str, Any]:
     return figures(times)
 
 
-def plain_weight(product: Linear) -> Tensor:
+def plain_weight(product: Product) -> Tensor:
     """The weight as `F.linear` takes it, [out, in]."""
-    weight = product.weight
-    return weight.t().contiguous() if product.transposed else weight
+    weight = product.tensors()[0]
+    if isinstance(product, Linear) and product.transposed:
+        return weight.t().contiguous()
+    return weight.to_dense() if weight.is_mkldnn else weight
 
 
 def figures(times: dict[str, list[float]]) -> dict[str, Any]:

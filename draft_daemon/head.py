@@ -16,7 +16,8 @@ from draft_daemon.chosen import Chosen, shares
 from draft_daemon.likeliest import likeliest, with_noise
 from protocol.choice import best_ids, choose
 from protocol.errors import DraftMismatch, UsageError
-from protocol.kernels.linear import Linear, adopt
+from protocol.kernels.blocked import blocked
+from protocol.kernels.linear import Head, Linear, adopt
 from protocol.messages import Sampling
 
 NOWHERE: Final = torch.empty(0, dtype=torch.int64)  # no history: nothing that looks at it is left
@@ -37,7 +38,7 @@ class Scorer:
     where noise is added, and where a head of the draft's own corrects the scores.
     """
 
-    head: Linear
+    head: Head
     ids: Tensor | None  # [rows] int64: the target's ids of its rows; None: 0 .. rows-1
     scale: float
     cap: float  # 0: none
@@ -54,7 +55,7 @@ class Scorer:
         return Chosen.of(columns if self.ids is None else self.ids[columns], likely)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden.to(self.head.weight.dtype)).float()
+        return self.head(hidden.to(self.head.dtype)).float()
 
     def _factored(self, logits: Tensor) -> Tensor:
         if self.scale != 1.0:
@@ -62,9 +63,7 @@ class Scorer:
         return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
 
 
-def scorer(
-    draft: LoadedDraft, head: Linear, ids: Tensor | None, scale: float, cap: float
-) -> Scorer:
+def scorer(draft: LoadedDraft, head: Head, ids: Tensor | None, scale: float, cap: float) -> Scorer:
     """`head` with the target's factors, or the draft's own.
 
     The latter where its checkpoint states some, or its network corrects the scores.
@@ -97,23 +96,24 @@ class Borrowed:
         self._scale = config.embedding_scale
         self._dtype = draft.network.dtype
         own = draft.own_head
-        head = _target_head(draft, weights, vocab_size) if own is None else own.head
+        whole = _target_head(draft, weights, vocab_size) if own is None else own.head
+        head: Head = whole
         ids = None if own is None else own.target_ids
         if draft.vocabulary is not None:
             # In ascending order, so that ties still go to the lowest id.
             ids = draft.vocabulary[draft.vocabulary < vocab_size]
-            head = _rows(head, ids)
+            head = _rows(whole, ids)
         self._scorer = scorer(draft, head, ids, logit_scale, logit_softcap)
 
     @property
-    def head(self) -> Linear:
+    def head(self) -> Head:
         """The product that scores tokens."""
         return self._scorer.head
 
     @property
     def rows(self) -> int:
         """How many tokens are scored."""
-        return self.head.weight.shape[1 if self.head.transposed else 0]
+        return self.head.outputs
 
     @property
     def ids(self) -> Tensor | None:
@@ -179,10 +179,10 @@ def _target_head(draft: LoadedDraft, weights: Mapping[str, Tensor], vocab_size: 
     return adopt(_shaped(weights, name, (rows, hidden))[:vocab_size], transposed=False)
 
 
-def _rows(head: Linear, ids: Tensor) -> Linear:
+def _rows(head: Linear, ids: Tensor) -> Head:
     """The rows `ids` of a head, copied once in its own layout: scoring reads nothing else."""
     rows = head.weight.index_select(1 if head.transposed else 0, ids)
-    return adopt(rows.contiguous(), transposed=head.transposed)
+    return blocked(adopt(rows.contiguous(), transposed=head.transposed))
 
 
 def _shaped(weights: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import torch
 
 from protocol.checkpoints.target_config import ModelConfig
 from protocol.checkpoints.tensors import open_tensors
 from protocol.config import Computed, TargetConfig
 from protocol.gpu import is_gpu
+from protocol.kernels.blocked import is_blocked
 from protocol.kernels.quantised import BITS, packed_bytes
 from protocol.layer_split import layers_of
 from protocol.memory import Line, MemoryPlan, counted
@@ -73,7 +75,7 @@ def _part(
     """What the device of so many `layers` holds; the first one has all that is not of a layer."""
     size, some = SIZES[dtype], msgspec.structs.replace(model, num_layers=layers)
     home = (
-        *_ends(model, dtype),
+        *_ends(model, dtype, device=config.device),
         _ring(model, config, size),
         *_exported(model, config, size),
         *_prefixes(model, config, positions, size),
@@ -150,7 +152,7 @@ def product_shapes(model: ModelConfig) -> tuple[tuple[int, int], ...]:
     return ((heads + 2 * shared, hidden), (hidden, heads), (2 * inner, hidden), (hidden, inner))
 
 
-def _ends(model: ModelConfig, dtype: str) -> Iterator[Line]:
+def _ends(model: ModelConfig, dtype: str, *, device: str) -> Iterator[Line]:
     hidden, size = model.hidden_size, SIZES[dtype]
     stored = model.dtype if model.dtype in SIZES else "bfloat16"
     table = ((model.vocab_size, "ids"), (hidden, "wide"))
@@ -158,6 +160,8 @@ def _ends(model: ModelConfig, dtype: str) -> Iterator[Line]:
     # A tied head that can be the embedding itself costs nothing; else it is laid out once more.
     if not model.tied or stored != dtype or dtype == "float32":
         yield counted("head", *table, (size, f"bytes ({dtype})"))
+    if is_blocked(getattr(torch, dtype), device):
+        yield counted("head, as the processor takes it", *table, (size, f"bytes ({dtype})"))
 
 
 def _key_values(model: ModelConfig, slots: int, positions: int, size: int) -> Line:

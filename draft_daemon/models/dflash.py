@@ -19,7 +19,8 @@ from draft_daemon.models.base import DraftNetwork
 from protocol.checkpoints.draft_facts import DraftCheckpointConfig, LayerRule
 from protocol.errors import UnsupportedModel
 from protocol.kernels.attention import attend
-from protocol.kernels.linear import Linear, fuse, pack
+from protocol.kernels.blocked import blocked
+from protocol.kernels.linear import Product, fuse, pack
 from protocol.kernels.norm import RmsNorm, fold, pack_norm
 from protocol.kernels.rope import Turner, interleave, interleaves, table
 
@@ -47,21 +48,21 @@ class Layer:
 
     rule: LayerRule
     input_norm: RmsNorm
-    qkv: Linear
+    qkv: Product
     head_norm: HeadNorm  # of query heads, then of key heads
-    output: Linear
+    output: Product
     post_norm: RmsNorm
-    gate_up: Linear
-    down: Linear
+    gate_up: Product
+    down: Product
 
 
 @dataclass(frozen=True, slots=True)
 class Front:
     """What makes context rows, and the last norm."""
 
-    fuse: Linear  # taps * hidden -> hidden
+    fuse: Product  # taps * hidden -> hidden
     norm: RmsNorm
-    keys_values: Linear  # hidden -> layers * 2 * kv_heads * head_dim
+    keys_values: Product  # hidden -> layers * 2 * kv_heads * head_dim
     key_norm: HeadNorm  # of [layers * kv_heads] heads
     final_norm: RmsNorm
 
@@ -86,7 +87,7 @@ class DFlash(DraftNetwork):
         layers: tuple[Layer, ...],
     ) -> None:
         self.dtype = dtype
-        self.device = front.fuse.weight.device
+        self.device = front.norm.weight.device
         self._config = config
         self._front = front
         self._layers = layers
@@ -207,7 +208,7 @@ class Builder:
         keys_values = self._fused(names, config.hidden_size, bias=config.attention_bias)
         norms = [f"layers.{number}.self_attn.k_norm" for number in numbers]
         return Front(
-            fuse=pack(self._get("fc.weight"), self._dtype),
+            fuse=blocked(pack(self._get("fc.weight"), self._dtype)),
             norm=fold(self._norm("hidden_norm"), keys_values),
             keys_values=keys_values,
             key_norm=self._head_norm([(norm, config.num_kv_heads) for norm in norms]),
@@ -252,7 +253,7 @@ class Builder:
             unit, weight = replace(unit, scaled=None), weight * config.head_dim**0.5
         return HeadNorm(unit, weight)
 
-    def _fused(self, names: list[str], width: int, *, bias: bool = False) -> Linear:
+    def _fused(self, names: list[str], width: int, *, bias: bool = False) -> Product:
         """One product in place of several over the same rows; outputs in the order of `names`."""
 
         def weights() -> Iterator[Tensor]:
@@ -262,7 +263,7 @@ class Builder:
         biases = [self._turned(name, self._get(f"{name}.bias")) for name in names if bias]
         rows = sum(DFlash.shapes(self._config)[f"{name}.weight"][0] for name in names)
         joined = torch.cat(biases) if biases else None
-        return fuse(weights(), (rows, width), self._dtype, joined)
+        return blocked(fuse(weights(), (rows, width), self._dtype, joined))
 
     def _turned(self, name: str, tensor: Tensor) -> Tensor:
         """Query and key parts in the order of elements that rotation wants."""
@@ -278,7 +279,7 @@ def gated(layer: Layer, normed: Tensor) -> Tensor:
     return functional.silu(gate).mul_(up)
 
 
-def _kept(norm: RmsNorm, product: Linear) -> RmsNorm:
+def _kept(norm: RmsNorm, product: Product) -> RmsNorm:
     del product
     return norm
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from protocol.kernels.linear import Linear
+from protocol.kernels.linear import Linear, Product
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -17,7 +17,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm:
-    """The same over a packed weight, in half the time at few rows in fp32.
+    """The same over a packed weight, in half the time at few rows.
 
     With ``n`` elements a row, ``sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(n * eps)) / sqrt(n)``: four
     kernels instead of the eight that torch 2.13 runs on a processor.
@@ -25,30 +25,31 @@ class RmsNorm:
 
     weight: Tensor  # [size], as in the checkpoint
     eps: float
-    scaled: Tensor | None  # weight * sqrt(size); None: folded into the product that follows
+    scaled: Tensor | None  # fp32, weight * sqrt(size); None: folded into the product that follows
     floor: Tensor  # sqrt(size * eps)
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` [..., size] -> the same shape; the mean square is taken in fp32 in any dtype."""
-        if x.dtype != torch.float32:
-            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        unit = torch.div(x, length.hypot_(self.floor))
-        return unit if self.scaled is None else unit.mul_(self.scaled)
+        rows = x.float()  # itself where it is
+        length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        unit = torch.div(rows, length.hypot_(self.floor))
+        return (unit if self.scaled is None else unit.mul_(self.scaled)).to(x.dtype)
 
 
 def pack_norm(weight: Tensor, eps: float, dtype: torch.dtype) -> RmsNorm:
     """Prepare `weight` [size] for `dtype`; shares no memory with it."""
     own, size = weight.to(dtype, copy=True), weight.shape[0]
     floor = torch.tensor(math.sqrt(size * eps), device=weight.device)
-    return RmsNorm(own, eps, own * math.sqrt(size), floor)
+    return RmsNorm(own, eps, own.float() * math.sqrt(size), floor)
 
 
-def fold(norm: RmsNorm, product: Linear) -> RmsNorm:
+def fold(norm: RmsNorm, product: Product) -> RmsNorm:
     """Move the weight of `norm` into the fp32 `product` that follows it, in place.
 
-    In bf16 the product's weights would be rounded once more, so that nothing is moved there.
+    Weights that are rounded, to bf16 or to integers, would be rounded once more: nothing is moved.
     """
+    if not isinstance(product, Linear):
+        return norm
     if product.weight.dtype != torch.float32 or norm.scaled is None:
         return norm
     columns = product.weight.t() if product.transposed else product.weight

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from protocol.kernels.linear import Linear
+from protocol.kernels.linear import Head
 from target_daemon.dense.places import Line
 from target_daemon.exactness import AttentionShape, Widths
 from target_daemon.families.base import NativeTarget
@@ -22,7 +22,7 @@ class Ends(Protocol):
         ...
 
     @property
-    def head(self) -> Linear:
+    def head(self) -> Head:
         """The head."""
         ...
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from protocol.checkpoints.target_config import ModelConfig
 from protocol.config import Weights
 from protocol.errors import UnsupportedModel
-from protocol.kernels.linear import TRANSPOSED, Linear, Product, adopt, fuse
+from protocol.kernels.blocked import blocked
+from protocol.kernels.linear import TRANSPOSED, Head, Linear, Product, adopt, fuse
 from protocol.kernels.norm import RmsNorm, fold, pack_norm
 from protocol.kernels.quantised import BITS, quantise
 from protocol.kernels.rope import interleave, interleaves
@@ -42,12 +43,12 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DenseWeights:
-    """All weights; `embed` and the head's memory are shared with the draft."""
+    """All weights; `embed` and the head are lent to the draft, and the head may be a copy."""
 
     embed: Tensor  # [vocab, hidden], storage dtype
     layers: tuple[LayerWeights, ...]
     norm: RmsNorm  # [hidden]
-    head: Linear  # hidden -> vocab
+    head: Head  # hidden -> vocab
     bytes: int
 
 
@@ -74,12 +75,14 @@ class DenseLoader:
 
         UnsupportedModel for products that cannot be held in as few bits as was asked for.
         """
-        embed, head = share_ends(self._checkpoint, self._model, self._dtype, host)
+        embed, lent = share_ends(self._checkpoint, self._model, self._dtype, host)
+        head = blocked(lent)
         layers = tuple(self._layer(index) for index in range(self._model.num_layers))
         norm = self._norm("model.norm.weight", self._model.hidden_size)
         # A tied checkpoint may store its embedding twice; the config says which one counts.
         self._checkpoint.finish(ignore=(HEAD,) if self._model.tied else ())
-        tensors = {id(item): item for item in (embed, head.weight, norm.weight, *_tensors(layers))}
+        ends = (embed, lent.weight, head.weight, norm.weight)
+        tensors = {id(item): item for item in (*ends, *_tensors(layers))}
         size = sum(item.numel() * item.element_size() for item in tensors.values())
         return DenseWeights(embed, layers, norm, head, size)
 
@@ -98,14 +101,12 @@ class DenseLoader:
             mlp, [("gate_proj", inner), ("up_proj", inner)], hidden, biased=layout.mlp_bias
         )
         return LayerWeights(
-            input_norm=self._folded(self._norm(f"{name}.input_layernorm.weight", hidden), qkv),
+            input_norm=fold(self._norm(f"{name}.input_layernorm.weight", hidden), qkv),
             qkv=qkv,
             q_norm=self._head_norm(f"{attention}.q_norm.weight"),
             k_norm=self._head_norm(f"{attention}.k_norm.weight"),
             output=self._linear(attention, [("o_proj", hidden)], heads, biased=layout.output_bias),
-            post_norm=self._folded(
-                self._norm(f"{name}.post_attention_layernorm.weight", hidden), gate_up
-            ),
+            post_norm=fold(self._norm(f"{name}.post_attention_layernorm.weight", hidden), gate_up),
             gate_up=gate_up,
             down=self._linear(mlp, [("down_proj", hidden)], inner, biased=layout.mlp_bias),
             window=layout.windows[index],
@@ -121,10 +122,6 @@ class DenseLoader:
         weight = self._turned(name, self._checkpoint.get(name, (self._model.head_dim,)))
         return pack_norm(weight, self._model.rms_norm_eps, self._dtype)
 
-    def _folded(self, norm: RmsNorm, product: Product) -> RmsNorm:
-        """Rounded weights are left as they are."""
-        return fold(norm, product) if isinstance(product, Linear) else norm
-
     def _linear(
         self, prefix: str, parts: list[tuple[str, int]], width: int, *, biased: bool
     ) -> Product:
@@ -136,7 +133,7 @@ class DenseLoader:
         shape = (sum(rows for _, rows in parts), width)
         bias = self._bias(prefix, parts) if biased else None
         if self._bits is None:
-            return fuse(weights, shape, self._dtype, bias)
+            return blocked(fuse(weights, shape, self._dtype, bias))
         try:
             return quantise(weights, shape, self._bits, bias)
         except UnsupportedModel as error:

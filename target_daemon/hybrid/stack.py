@@ -48,7 +48,7 @@ class HybridStack:
         self._config, self._weights = config, weights
         self._key_values, self._states = key_values, states
         self._capture, self._table = capture, table
-        self._dtype = weights.layers[0].gate_up.weight.dtype
+        self._dtype = weights.head.dtype
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Rows [n, hidden] of ids [n]."""

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from protocol.checkpoints.target_config import ModelConfig
 from protocol.checkpoints.tensors import TensorSource
-from protocol.kernels.linear import Linear, fuse
+from protocol.kernels.blocked import blocked
+from protocol.kernels.linear import Head, Product, fuse
 from protocol.kernels.norm import RmsNorm, pack_norm
 from protocol.transports.base import FeatureHost
 from target_daemon.checkpoint import Checkpoint
@@ -36,22 +37,22 @@ class CentredNorm:
 class DeltaWeights:
     """A Gated DeltaNet layer's mixer."""
 
-    fused: Linear  # hidden -> query, key, value, gate, write strength, decay
+    fused: Product  # hidden -> query, key, value, gate, write strength, decay
     taps: Tensor  # [kernel, mixed] float32
     rate: Tensor  # [value_heads] float32, negative
     shift: Tensor  # [value_heads] float32
     norm: Tensor  # [value_dim]
-    output: Linear
+    output: Product
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
     """An attention layer's mixer."""
 
-    fused: Linear  # hidden -> query heads, key heads, value heads, gates of the query heads
+    fused: Product  # hidden -> query heads, key heads, value heads, gates of the query heads
     q_norm: CentredNorm
     k_norm: CentredNorm
-    output: Linear
+    output: Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,8 @@ class LayerWeights:
     input_norm: CentredNorm
     mixer: DeltaWeights | AttentionWeights
     post_norm: CentredNorm
-    gate_up: Linear
-    down: Linear
+    gate_up: Product
+    down: Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class HybridWeights:
     embed: Tensor
     layers: tuple[LayerWeights, ...]
     norm: CentredNorm
-    head: Linear
+    head: Head
     bytes: int
 
 
@@ -94,11 +95,12 @@ class HybridLoader:
         """Load everything; raises CheckpointError for a missing, misshapen or unknown tensor."""
         model = self._model
         embedding = f"{self._prefix}embed_tokens.weight"
-        embed, head = share_ends(self._checkpoint, model, self._dtype, host, embedding)
+        embed, lent = share_ends(self._checkpoint, model, self._dtype, host, embedding)
+        head = blocked(lent)
         layers = tuple(self._layer(index) for index in range(model.num_layers))
         norm = self._norm(f"{self._prefix}norm.weight", model.hidden_size)
         self._checkpoint.finish({*self._ignored, *({HEAD} if model.tied else ())})
-        ends = {id(each): each for each in (embed, head.weight)}.values()
+        ends = {id(each): each for each in (embed, lent.weight, head.weight)}.values()
         self._bytes += sum(each.numel() * each.element_size() for each in ends)
         return HybridWeights(embed, layers, norm, head, self._bytes)
 
@@ -166,11 +168,11 @@ class HybridLoader:
         self._bytes += size * weight.element_size()
         return CentredNorm(pack_norm(weight, self._config.eps, torch.float32))
 
-    def _linear(self, parts: list[tuple[str, int]], width: int) -> Linear:
+    def _linear(self, parts: list[tuple[str, int]], width: int) -> Product:
         weights = (self._get(name, rows, width) for name, rows in parts)
         return self._packed(weights, sum(rows for _, rows in parts), width)
 
-    def _packed(self, weights: Iterator[Tensor], rows: int, width: int) -> Linear:
-        packed = fuse(weights, (rows, width), self._dtype)
-        self._bytes += packed.weight.numel() * packed.weight.element_size()
+    def _packed(self, weights: Iterator[Tensor], rows: int, width: int) -> Product:
+        packed = blocked(fuse(weights, (rows, width), self._dtype))
+        self._bytes += sum(part.numel() * part.element_size() for part in packed.tensors())
         return packed

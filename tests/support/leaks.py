@@ -67,6 +67,7 @@ def left_in_this_process(before: Snapshot) -> list[str]:
             gc.collect()
             _await_unlinking(before.segments)
             _await_threads(before.threads)
+            _await_descriptors(before.descriptors)
         now = take()
         found = [
             *(
@@ -204,6 +205,13 @@ def _await_unlinking(before: frozenset[str]) -> None:
     """Another worker's test closes a segment, and then unlinks it."""
     deadline = time.monotonic() + UNLINK_SECONDS
     while _own_segments(_segments() - before) and time.monotonic() < deadline:
+        threading.Event().wait(0.02)
+
+
+def _await_descriptors(before: frozenset[tuple[int, str]]) -> None:
+    """ZeroMQ closes what a socket accepted in a thread of its own, after the socket."""
+    deadline = time.monotonic() + UNLINK_SECONDS
+    while _descriptors() - before and time.monotonic() < deadline:
         threading.Event().wait(0.02)
 
 

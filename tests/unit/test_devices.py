@@ -179,7 +179,7 @@ def test_the_memory_plan_of_a_gpu_counts_what_is_exported(tmp_path):
         device: memory_plan(
             model,
             TargetConfig(model="", run_dir="", life=0, taps=(0,), device=device),
-            "bfloat16",
+            "float16",
         ).needed
         for device in ("cpu", "cuda:0")
     }
