@@ -4,8 +4,9 @@
 
 `step` is one `verify_batch` with logits for all rows; `linear` the same products (layers and
 head) by `F.linear` over weights ``[out, in]``; `packed` the same by the target's own packed
-weights; `choose` the choice of a token at every row of the step's logits, by `SAMPLING`. Ratios
-are made round by round, so that a busy moment meets all alike.
+weights; `choose` the choice of a token at every row of the step's logits, by `SAMPLING`. The
+context is ordinary text, our own prompts: behind random ids far more tokens are likely, and a
+choice takes longer. Ratios are made round by round, so that a busy moment meets all alike.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from torch.nn import functional
 
 from launch.models import DEFAULT_NAME, resolve_model
 from launch.store import default_home
+from launch.tokenizer import load_text_side
 from protocol.choice import choose
 from protocol.config import TargetConfig
 from protocol.cpu import usable_cores
@@ -37,14 +39,17 @@ from target_daemon.families.base import load_target
 ROUNDS: Final = 21
 SAMPLING: Final = Sampling(temperature=0.8, top_p=0.95, seed=1)
 WARM_UP: Final = 3
+PROMPTS: Final = Path(__file__).parent / "prompts.jsonl"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Measure, print, and write."""
     options = parse(arguments)
     torch.set_num_threads(options.threads)
-    target = load(options)
-    measured = {str(width): measure(target, width, options.context) for width in options.widths}
+    model = resolve_model(options.model, home=default_home(os.environ)).path
+    target, text = load(options, model), ordinary_text(model)
+    widths = options.widths
+    measured = {str(width): measure(target, text, width, options.context) for width in widths}
     first = measured[str(options.widths[0])]["step_ms"]
     for figures in measured.values():
         figures["step / step of the first width"] = round(figures["step_ms"] / first, 3)
@@ -80,11 +85,18 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def load(options: argparse.Namespace) -> DenseTarget:
+def ordinary_text(model: Path) -> Tensor:
+    """Ids [n] of our own prompts, one behind the other: few tokens are likely behind each."""
+    tokenizer, _ = load_text_side(model)
+    lines = map(json.loads, PROMPTS.read_text(encoding="utf-8").splitlines())
+    text = "\n".join(line["turns"][0] for line in lines)
+    return torch.tensor(tokenizer.encode(text, add_special=False))
+
+
+def load(options: argparse.Namespace, model: Path) -> DenseTarget:
     """The target in this process."""
-    model = resolve_model(options.model, home=default_home(os.environ))
     config = TargetConfig(
-        model=str(model.path),
+        model=str(model),
         run_dir="",
         life=0,
         dtype=options.dtype,
@@ -100,10 +112,10 @@ def load(options: argparse.Namespace) -> DenseTarget:
 
 
 @torch.inference_mode()
-def measure(target: DenseTarget, width: int, context: int) -> dict[str, Any]:
-    """Median times and ratios of one width after `context` positions."""
+def measure(target: DenseTarget, text: Tensor, width: int, context: int) -> dict[str, Any]:
+    """Median times and ratios of one width after `context` positions of `text` [n]."""
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(target.vocab_size, (context + width,), generator=generator)
+    ids = text.repeat(-(-(context + width) // len(text)))[: context + width]
     for start in range(0, context, target.prefill_chunk):
         stop = min(start + target.prefill_chunk, context)
         target.verify_batch(0, ids[start:stop], start, "none")
