@@ -9,6 +9,7 @@ from draft_daemon.models.base import DraftNetwork
 from protocol.checkpoints.draft_facts import DraftCheckpointConfig
 from protocol.config import DraftConfig
 from protocol.gpu import is_gpu
+from protocol.kernels.blocked import is_blocked
 from protocol.memory import Line, MemoryPlan, counted
 
 FLOAT_BYTES = 4
@@ -44,6 +45,9 @@ def _fixed(
     size, hidden = (dtype.itemsize, "bytes"), (config.hidden_size, "wide")
     weights = sum(math.prod(shape) for shape in network.shapes(config).values())
     yield counted("weights", (weights, "weights"), size)
+    if is_blocked(dtype, settings.device):
+        widest = max(math.prod(shape) for shape in network.shapes(config).values())
+        yield counted("one product on its way", (2, "parts"), (widest, "weights"), size)
     if config.reduced_vocabulary:
         yield counted("own head", (config.draft_vocab_size, "ids"), hidden, size)
     if vocabulary:

@@ -16,7 +16,7 @@ BUCKET: Final = 256  # positions of the first context bucket; each one after it 
 # one says less of the price.
 FALL: Final = 1 / 3
 RISE: Final = 1 / 10
-SEED_COUNT: Final = 2  # what is remembered counts as so many times
+HALF: Final = 1 / 2  # of one that is longer than what is old: as much as all that was known
 FEW: Final = 3  # times, after which one that stands out is left out
 USUAL: Final = 2  # feature rows that a usual round of a draft that pays takes in
 USUAL_ROWS: Final = 64  # ingested at once; more make good a gap, and are no part of a usual round
@@ -40,7 +40,8 @@ class Cell:
         `now`: forwards of any rows so far. Machines become slower and faster, so that what is old
         is worth no more than one new time, and nothing where that is shorter.
         """
-        if now - self.noted > OLD:
+        is_old = now - self.noted > OLD
+        if is_old:
             self.count = int(seconds > self.seconds)
         self.noted = now
         again, self.count = self.stands_out, self.count + 1
@@ -49,8 +50,13 @@ class Cell:
         if self.stands_out and again:
             self.seconds, self.count, self.stands_out = seconds, 1, False
         elif not self.stands_out:
-            few = FALL if self.count > FEW else 1.0  # of few times the least is believed
-            self.seconds += (seconds - self.seconds) * (RISE if seconds > self.seconds else few)
+            self.seconds += (seconds - self.seconds) * self._share(seconds, is_old=is_old)
+
+    def _share(self, seconds: float, *, is_old: bool) -> float:
+        """What this time counts for: of few times the least is believed, unless they are old."""
+        if seconds > self.seconds:
+            return HALF if is_old else RISE
+        return FALL if self.count > FEW else 1.0
 
 
 def bucket_of(position: int) -> int:
@@ -80,9 +86,9 @@ class CostCurve:
         ]
 
     def restore(self, cells: Iterable[tuple[int, int, float, int]]) -> None:
-        """Begin with what an earlier process knew; it counts for a few times only."""
-        for bucket, rows, seconds, count in cells:
-            cell = Cell(seconds, min(count, SEED_COUNT), noted=-OLD - 1)  # of another day
+        """Begin with what an earlier process knew: old, however many times it is of."""
+        for bucket, rows, seconds, _ in cells:
+            cell = Cell(seconds, noted=-OLD - 1)
             self._cells.setdefault(bucket, {})[rows] = cell
         self._points.clear()
 

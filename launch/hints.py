@@ -12,7 +12,8 @@ from launch.token_ids import pack_ids, unpack_ids
 from protocol.messages import Ngram
 
 START: Final = 1.0  # tokens a round that a draft is believed to have right at first
-SHARE: Final = 0.2  # of the latest round in a moving mean
+SHARE: Final = 0.2  # of the latest round, or token, in a moving mean
+TRUST: Final = 0.3  # of the latest tokens with a hint, that hints must have had right
 
 Mode = tuple[Literal["speculative", "autoregressive"], str]
 
@@ -63,18 +64,46 @@ class Race:
         self._tried = {}
 
 
+class Hints:
+    """A caller's ids by generation position; left while they are wrong.
+
+    Each token that is emitted where there is a hint says whether it was right, proposed or not, so
+    that hints are taken up again as soon as the text is theirs.
+    """
+
+    def __init__(self, ids: Mapping[int, int]) -> None:
+        self._ids = ids
+        self._right = 1.0  # share of the latest, a moving mean
+        self._first = 0  # generation position of the round's first token
+
+    @property
+    def usable(self) -> Mapping[int, int]:
+        """Those to propose now: all, or none."""
+        return self._ids if self._right >= TRUST else {}
+
+    def begin(self, first: int) -> None:
+        """A round emits tokens from generation position `first` on."""
+        self._first = first
+
+    def judge(self, emitted: Sequence[int]) -> None:
+        """The round has emitted these tokens."""
+        for position, token in enumerate(emitted, self._first):
+            if position in self._ids:
+                self._right += ((self._ids[position] == token) - self._right) * SHARE
+
+
 class Guesses:
     """Completes each round's block: hints override the draft, n-grams go on behind both.
 
     Where n-grams have lately been right for longer than the draft, they replace its block. All this
-    where `ngram` is "always"; where it is "auto", and nobody gave hints, they replace a round that
-    the policy expects less of, which then asks no draft.
+    where `ngram` is "always"; where it is "auto", and there are no hints to use, they replace a
+    round that the policy expects less of, which then asks no draft.
     """
 
     def __init__(self, hints: Mapping[int, int], ngram: Ngram, rates: Rates) -> None:
-        self._hints = hints
+        self._hints = Hints(hints)
         self._ngrams = RequestNgrams() if ngram == "always" else None
-        self._lookups = Lookups(rates) if ngram == "auto" and not hints else None
+        self._lookups = Lookups(rates) if ngram == "auto" else None
         self._alone: tuple[int, ...] = ()  # the round's, where n-grams make it
         self._race = Race()
 
@@ -84,22 +113,24 @@ class Guesses:
         if self._lookups is None or not policy.learns or most < 2:
             return 1
         found = self._lookups.find(journal, most - 1)
-        rows = policy.rows_for(self._lookups.expected(), now) if found else 1
+        is_free = found and not self._hints.usable
+        rows = policy.rows_for(self._lookups.expected(), now) if is_free else 1
         self._alone = found[: rows - 1]
         return rows
 
     def cover(self, journal: Journal, count: int) -> bool:
         """Whether hints would override each of the next `count` proposals, one at least."""
-        first = journal.emitted
-        return count > 0 and all(first + index in self._hints for index in range(count))
+        first, hints = journal.emitted, self._hints.usable
+        return count > 0 and all(first + index in hints for index in range(count))
 
     def complete(self, block: Block, journal: Journal, widest: int) -> None:
         """Change `block` to at most `widest` proposals for the tokens after the pending one."""
         if self._alone and not block.offered:
             block.proposed = pack_ids(self._alone)
             block.looked_up = frozenset(range(len(self._alone)))
-        if self._hints:
-            hinted = overlay(block.proposed, self._hints, journal.emitted, widest)
+        self._hints.begin(journal.emitted)
+        if hints := self._hints.usable:
+            hinted = overlay(block.proposed, hints, journal.emitted, widest)
             block.proposed, block.hinted = hinted
         if self._ngrams is not None:
             self._look_up(self._ngrams.of(journal), block, widest)
@@ -116,6 +147,7 @@ class Guesses:
 
     def judge(self, emitted: Sequence[int]) -> None:
         """A round has emitted these tokens."""
+        self._hints.judge(emitted)
         self._race.judge(emitted)
         if self._lookups is not None:
             self._lookups.judge(emitted)

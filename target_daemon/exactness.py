@@ -117,7 +117,7 @@ def settle(
         )
     least, narrow = _least(agrees), _narrow(agrees, keeps, multiple, widest)
     wider = (width for width in WIDE if width > narrow)
-    wide = (narrow, *(one for one in wider if agrees(one, 0) and keeps(multiple, one)))
+    wide = (narrow, *(one for one in wider if agrees(one, 0) and keeps(multiple, one, one)))
     widths = Widths(least, narrow, wide, multiple)
     native = least == 1 and narrow >= widest
     detail = f"rows agree at widths {least} to {narrow}, prompt passes of {wide[-1]}"
@@ -154,7 +154,7 @@ def _padded(
 
 
 Agrees = Callable[[int, int], bool]
-Keeps = Callable[[int, int], bool]
+Keeps = Callable[..., bool]  # see `_attention`
 
 
 def _keeps_places(agrees: Agrees) -> bool:
@@ -172,8 +172,10 @@ def _least(agrees: Agrees) -> int:
 
 
 def _narrow(agrees: Agrees, keeps: Keeps, multiple: int, widest: int) -> int:
-    narrow = REFERENCE
-    while narrow < widest and agrees(narrow + 1, 0) and keeps(multiple, narrow + 1):
+    narrow, attends = REFERENCE, keeps(multiple, widest)
+    while narrow < widest and agrees(narrow + 1, 0):
+        if not (attends or keeps(multiple, narrow + 1, narrow)):
+            break
         narrow += 1
     return narrow
 
@@ -209,9 +211,10 @@ def _key_multiple(keeps: Keeps, widest: int) -> int | None:
 
 
 def _attention(shape: AttentionShape, most: int) -> Keeps:
-    """``keeps(multiple, width)``: whether rows of blocks of up to `width` keep their bits.
+    """``keeps(multiple, width, least)``: whether rows of blocks of `width` keep their bits.
 
-    At every length of the context, where K is padded to the multiple; `width` is at most `most`.
+    At every length of the context, where K is padded to the multiple; against the block's halves,
+    its first REFERENCE rows, and those from `least` rows on. `width` is at most `most`.
     """
     longest = min(LONGEST, shape.capacity)
     generator = torch.Generator().manual_seed(1)
@@ -241,11 +244,11 @@ def _attention(shape: AttentionShape, most: int) -> Keeps:
         return out.view(shape.kv_heads, shape.group, rows, shape.head_dim)
 
     @cache
-    def keeps(multiple: int, width: int) -> bool:
+    def keeps(multiple: int, width: int, least: int = REFERENCE) -> bool:
         ends = [units * multiple for units in BOUNDARIES]
         bases = [end - width // 2 for end in ends if width <= end <= longest - width]
         # How rows are divided is no matter of the length, so that its two ends will do.
-        narrower = range(REFERENCE, width)
+        narrower = {REFERENCE, *range(least, width)}
         return all(_crosses(attend, base, width, multiple) for base in bases) and all(
             _starts(attend, base, width, multiple, narrower) for base in {*bases[:1], *bases[-1:]}
         )

@@ -132,6 +132,9 @@ def _layers(model: ModelConfig, config: TargetConfig, dtype: str) -> Iterator[Li
     if config.weights == "dtype":
         held = ((layers, "layers"), (weights + norms, "weights"), (size, "bytes"))
         yield counted("layers", *held)
+        if is_blocked(getattr(torch, dtype), config.device):
+            widest = max(math.prod(shape) for shape in products)
+            yield counted("one product on its way to them", (widest, "weights"), (size, "bytes"))
         return
     bits = BITS[config.weights]
     each = sum(packed_bytes(shape, bits) for shape in products) + norms * size

@@ -91,7 +91,7 @@ SETTINGS: Final[dict[str, Decorator]] = {
     ),
     "draft": _option("--draft", metavar="DRAFT|none", help=_DRAFT),
     "draft_context": _count(
-        "--draft-context", 4096, "How many of the latest positions the draft attends to."
+        "--draft-context", 4096, "How many of the latest positions the draft attends to at most."
     ),
     "draft_vocab": _option("--draft-vocab", type=DraftVocab(), metavar="N|FILE|all", help=_VOCAB),
     "block_width": _option(

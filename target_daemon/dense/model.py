@@ -229,7 +229,10 @@ class DenseTarget(KeptRows, PassedTarget):
     @property
     def tree_detail(self) -> str:
         if self._columns is None:
-            return "attention depends on where a branch lies, so that trees would not be exact"
+            wide = "" if self.dtype == torch.float32 else "; they may be with --dtype float32"
+            return (
+                f"attention depends on where a branch lies, so that trees would not be exact{wide}"
+            )
         return "rows of a branch keep their bits" if self._columns.stride else "rows are not exact"
 
     @torch.inference_mode()

@@ -207,7 +207,9 @@ class HybridTarget(PassedTarget):
             # Among as many rows as the reference has, of which only these leave a state.
             own, self.widths = self.widths, replace(self.widths, least=REFERENCE)
             between = self._tokens[: base - start.held.length]
-            self.verify_batch(PROBE_SLOT, between, start.held.length, "none")
+            for at in range(0, len(between), REFERENCE):
+                part = between[at : at + REFERENCE]
+                self.verify_batch(PROBE_SLOT, part, start.held.length + at, "none")
             self.widths = own
         logits = self.verify_batch(PROBE_SLOT, tokens, base, "all")
         return probed_rows(logits, self.key_values.save(PROBE_SLOT, base, tokens.shape[0]))

@@ -133,6 +133,16 @@ def test_what_was_measured_long_ago_is_worth_no_more_than_one_new_time():
     assert curve.upto(3, 0) == [1.0, 1.25, 1.5]
 
 
+def test_what_was_measured_long_ago_counts_for_half_of_a_longer_time():
+    curve = CostCurve()
+    seed(curve, *[(1, 1.0)] * 20, (3, 4.0))
+    for expected in (1.5, 1.75, 1.875):
+        for _ in range(OLD):
+            curve.note(3, 0, 4.0)
+        curve.note(1, 0, 2.0)
+        assert curve.upto(1, 0) == pytest.approx([expected])
+
+
 @pytest.mark.parametrize("slow", [0, 1, 2])
 def test_of_the_first_few_times_the_least_is_believed(slow):
     curve = CostCurve()
@@ -149,7 +159,9 @@ def test_what_another_process_remembered_gives_way_to_the_first_time_that_is_sho
     assert curve.upto(8, 0)[-1] == pytest.approx(0.05)
     assert not curve.is_old(8, 0)
     curve.note(1, 0, 0.03)
-    assert 0.02 < curve.upto(1, 0)[0] < 0.03  # a longer one may be a hiccup
+    assert curve.upto(1, 0)[0] == pytest.approx(0.025)  # a longer one may be a hiccup
+    curve.note(1, 0, 0.03)
+    assert curve.upto(1, 0)[0] == pytest.approx(0.0255)
 
 
 def test_fewer_rows_cost_no_more_than_more_rows_do():

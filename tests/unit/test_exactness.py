@@ -158,3 +158,11 @@ def test_the_probe_is_short():
     model = Model(lambda width, index: width < 2)
     settle(model, TOKENS, base=59, block=8, exact=False)
     assert model.asked <= 10
+
+
+@pytest.mark.parametrize(("block", "most"), [(8, 60), (16, 60), (35, 80)])
+def test_attention_is_asked_a_few_dozen_times(block, most, monkeypatch):
+    plain, asked = exactness.attend_folded, []
+    monkeypatch.setattr(exactness, "attend_folded", lambda *a: asked.append(1) or plain(*a))
+    run(lambda width, index: 0, block=block)
+    assert 30 < len(asked) <= most

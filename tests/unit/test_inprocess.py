@@ -94,6 +94,42 @@ def test_a_draft_is_not_asked_for_what_hints_would_override(width):
     assert decode(hint_tokens=hints, block_width=width).statistics.draft_seconds > 0.0
 
 
+@pytest.mark.parametrize("width", [FULL, AUTO])
+def test_hints_that_are_wrong_are_left_and_the_draft_is_asked(width):
+    right = text_after(PROMPT, 120)
+    hints = {index: token % (VOCAB - 1) + 1 for index, token in enumerate(right)}
+    result = decode(n_gen=120, hint_tokens=hints, block_width=width, luck=10**9)
+    assert list(result.token_ids) == right
+    assert result.num_accepted_hint_tokens == 0
+    assert result.num_hint_tokens <= 6 * 15
+    assert result.statistics.num_accepted_tokens > 80
+
+
+def test_hints_are_taken_up_again_when_the_text_is_theirs():
+    right = text_after(PROMPT, 120)
+    hints = {index: token % (VOCAB - 1) + 1 for index, token in enumerate(right)}
+    hints |= dict(enumerate(right[60:], 60))
+    result = decode(n_gen=120, drafted=False, hint_tokens=hints)
+    assert list(result.token_ids) == right
+    assert result.num_accepted_hint_tokens > 40
+
+
+def test_ngrams_take_the_place_of_hints_that_are_wrong():
+    text = [index % 5 + 1 for index in range(80)]
+    target = ModelTarget(eos=-1, model=lambda history, eos: history[-1] % 5 + 1)
+    result = run_spec_decode(
+        target,
+        None,
+        [9, 9, 5],
+        80,
+        facts=FACTS,
+        block_width=AUTO,
+        hint_tokens=dict.fromkeys(range(80), 7),
+    )
+    assert list(result.token_ids) == text
+    assert result.statistics.num_accepted_ngram_tokens > 30
+
+
 def test_hints_alone_make_blocks_without_a_draft():
     right = text_after(PROMPT, 40)
     result = decode(drafted=False, hint_tokens=dict(enumerate(right)))
