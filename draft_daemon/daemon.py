@@ -18,7 +18,7 @@ from protocol.boundary import each
 from protocol.checkpoints.draft_config import TargetFacts, check_pair, read_draft_config
 from protocol.checkpoints.draft_vocab import read_vocab
 from protocol.config import Deadlines, DraftConfig
-from protocol.cpu import resolve_dtype, usable_cores
+from protocol.cpu import resolve_dtype, threads_of
 from protocol.daemon_main import Progress
 from protocol.errors import ProtocolError, StaleMessage
 from protocol.feature_ring import RingShape
@@ -207,7 +207,7 @@ def load_daemon(config: DraftConfig, progress: Progress) -> Iterator[DraftDaemon
     """
     began = perf_counter()
     progress(0, LOAD_STEPS)
-    torch.set_num_threads(config.threads or usable_cores())
+    torch.set_num_threads(threads_of(config.threads))
     device = open_device(config.device)
     dtype = getattr(torch, resolve_dtype(config.dtype, config.device))
     progress(0, 0, _plan(config, dtype).check(device.available()))

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from protocol.config import Computed, DType
+from protocol.errors import ConfigError
 from protocol.gpu import CPU, is_gpu
 
+MOST_A_CORE: Final = 4  # threads, above which they do little but wait for each other
 FAST_BF16_FLAGS: Final = ("amx_bf16", "avx512_bf16")
 
 
@@ -43,3 +45,14 @@ def resolve_dtype(name: DType, device: str = CPU) -> Computed:
 def usable_cores() -> int:
     """Cores this process may run on."""
     return len(os.sched_getaffinity(0))
+
+
+def threads_of(asked: int) -> int:
+    """`asked` threads, or with 0 one for each core; ConfigError where they are far too many."""
+    cores = usable_cores()
+    if asked > MOST_A_CORE * cores:
+        raise ConfigError(
+            f"--threads {asked}: this process may use {cores} cores; at most {MOST_A_CORE * cores} "
+            "threads are taken, and as many as cores are quickest"
+        )
+    return asked or cores

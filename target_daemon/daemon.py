@@ -12,7 +12,7 @@ import torch
 from protocol.boundary import each
 from protocol.checkpoints.target_config import read_model_config
 from protocol.config import Deadlines, TargetConfig
-from protocol.cpu import resolve_dtype, usable_cores
+from protocol.cpu import resolve_dtype, threads_of
 from protocol.daemon_main import Progress
 from protocol.errors import ConfigError
 from protocol.host_facts import gather
@@ -197,7 +197,7 @@ def load_daemon(config: TargetConfig, progress: Progress) -> Iterator[TargetDaem
     """
     started = perf_counter()
     _check(config)
-    torch.set_num_threads(config.threads or usable_cores())
+    torch.set_num_threads(threads_of(config.threads))
     devices = _open(config)
     device = devices[0]
     model = read_model_config(Path(config.model))

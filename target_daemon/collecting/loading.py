@@ -11,7 +11,7 @@ import torch
 from protocol.checkpoints.target_config import ModelConfig, read_model_config
 from protocol.checkpoints.tensors import open_tensors
 from protocol.config import TargetConfig
-from protocol.cpu import resolve_dtype, usable_cores
+from protocol.cpu import resolve_dtype, threads_of
 from protocol.errors import ConfigError, InsufficientMemory
 from protocol.feature_ring import RingShape
 from protocol.lent_weights import find_ends
@@ -82,7 +82,7 @@ def load(config: CollectConfig, progress: Progress) -> Loaded:
     """
     if config.slots > MOST_SLOTS:
         raise ConfigError(f"`slots` is {config.slots}; 0 to {MOST_SLOTS} are possible")
-    torch.set_num_threads(config.threads or usable_cores())
+    torch.set_num_threads(threads_of(config.threads))
     device = open_device(config.device)
     model = read_model_config(Path(config.model))
     check_taps(config.taps, model.num_layers)
