@@ -43,11 +43,10 @@ def _fixed(
     vocabulary: int,
 ) -> Iterator[Line]:
     size, hidden = (dtype.itemsize, "bytes"), (config.hidden_size, "wide")
-    weights = sum(math.prod(shape) for shape in network.shapes(config).values())
-    yield counted("weights", (weights, "weights"), size)
+    sizes = [math.prod(shape) for shape in network.shapes(config).values()]
+    yield counted("weights", (sum(sizes), "weights"), size)
     if is_blocked(dtype, settings.device):
-        widest = max(math.prod(shape) for shape in network.shapes(config).values())
-        yield counted("one product on its way", (2, "parts"), (widest, "weights"), size)
+        yield counted("one product on its way", (2, "parts"), (max(sizes), "weights"), size)
     if config.reduced_vocabulary:
         yield counted("own head", (config.draft_vocab_size, "ids"), hidden, size)
     if vocabulary:

@@ -73,8 +73,18 @@ class Hints:
 
     def __init__(self, ids: Mapping[int, int]) -> None:
         self._ids = ids
+        self._last = max(ids, default=-1)
         self._right = 1.0  # share of the latest, a moving mean
         self._first = 0  # generation position of the round's first token
+
+    def lie_ahead(self, position: int) -> bool:
+        """Whether any is to be used at generation `position` or behind it."""
+        return position <= self._last and bool(self.usable)
+
+    @property
+    def given(self) -> bool:
+        """Whether there are any."""
+        return bool(self._ids)
 
     @property
     def usable(self) -> Mapping[int, int]:
@@ -96,8 +106,8 @@ class Guesses:
     """Completes each round's block: hints override the draft, n-grams go on behind both.
 
     Where n-grams have lately been right for longer than the draft, they replace its block. All this
-    where `ngram` is "always"; where it is "auto", and there are no hints to use, they replace a
-    round that the policy expects less of, which then asks no draft.
+    where `ngram` is "always"; where it is "auto", and no hints to use lie ahead, they replace
+    a round that the policy expects less of, which then asks no draft.
     """
 
     def __init__(self, hints: Mapping[int, int], ngram: Ngram, rates: Rates) -> None:
@@ -113,10 +123,15 @@ class Guesses:
         if self._lookups is None or not policy.learns or most < 2:
             return 1
         found = self._lookups.find(journal, most - 1)
-        is_free = found and not self._hints.usable
+        is_free = found and not self._hints.lie_ahead(journal.emitted)
         rows = policy.rows_for(self._lookups.expected(), now) if is_free else 1
         self._alone = found[: rows - 1]
         return rows
+
+    @property
+    def learns(self) -> bool:
+        """Whether the next round depends on what the last one emitted."""
+        return self._hints.given
 
     def cover(self, journal: Journal, count: int) -> bool:
         """Whether hints would override each of the next `count` proposals, one at least."""

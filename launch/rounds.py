@@ -59,7 +59,8 @@ class Rounds:
         self._find_stop = find_stop
         self._choice = ALONE
         self._past: Past | None = None  # the last round, until it is counted
-        self._guesses = Guesses(dict(submit.hints), submit.ngram, manner.lookups)
+        hints = {position: token for position, token in submit.hints if position < limit}
+        self._guesses = Guesses(hints, submit.ngram, manner.lookups)
 
     @property
     def mode(self) -> Mode:
@@ -134,7 +135,7 @@ class Rounds:
         width, block, kept = len(asked.tokens) // WIDTH, self._draft.block, self._kept(item)
         self._past = Past(asked, item, block, kept)
         self._draft.judge(item.tokens)
-        if self._policy.learns:
+        if self._policy.learns or self._guesses.learns:
             self.settle()
         return self._emit(item, width, kept)
 

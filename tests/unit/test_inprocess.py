@@ -130,6 +130,32 @@ def test_ngrams_take_the_place_of_hints_that_are_wrong():
     assert result.statistics.num_accepted_ngram_tokens > 30
 
 
+@pytest.mark.parametrize(
+    "hints", [{0: 1}, {5000: 3}, {index: index % 5 + 1 for index in range(20)}]
+)
+def test_ngrams_go_on_where_hints_have_ended_or_never_come(hints):
+    target = ModelTarget(eos=-1, model=lambda history, eos: history[-1] % 5 + 1)
+    settings = {"facts": FACTS, "block_width": AUTO, "hint_tokens": hints}
+    result = run_spec_decode(target, None, [9, 9, 5], 120, **settings)
+    assert list(result.token_ids) == [index % 5 + 1 for index in range(120)]
+    assert result.statistics.num_accepted_ngram_tokens > 60
+    figures = result.statistics
+    accepted = figures.num_accepted_tokens + figures.num_accepted_ngram_tokens
+    assert 1 + figures.num_rounds + accepted + result.num_accepted_hint_tokens == 120
+
+
+def test_at_a_fixed_width_too_a_draft_is_asked_as_soon_as_hints_are_left():
+    right = text_after(PROMPT, 160)
+    every = {index: token % (VOCAB - 1) + 1 for index, token in enumerate(right)}
+    hints = every | {index: right[index] for index in range(0, 160, 3)}
+    pieces = []
+    result = decode(n_gen=160, hint_tokens=hints, luck=10**9, on_piece=pieces.append)
+    assert list(result.token_ids) == right
+    asked = [piece for piece in pieces if piece.draft_seconds]
+    assert asked
+    assert result.statistics.num_accepted_tokens >= 3 * len(asked)
+
+
 def test_hints_alone_make_blocks_without_a_draft():
     right = text_after(PROMPT, 40)
     result = decode(drafted=False, hint_tokens=dict(enumerate(right)))
