@@ -29,6 +29,14 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "[default: the target writes them]",
 )
 @click.option(
+    "--texts",
+    multiple=True,
+    metavar="FILE",
+    type=_FILE,
+    help="Texts that prompts are to be about: JSON lines with text, or plain text. The target "
+    "writes the prompts.  [default: it writes the texts as well]",
+)
+@click.option(
     "--hours",
     type=click.FloatRange(0.0, 10_000.0, min_open=True),
     help="Time for all: 40 % to collect data, 60 % to train; all of it to train with --tokens, "

@@ -78,7 +78,9 @@ def _head(facts: CardFacts) -> Iterator[str]:
 def _data(facts: CardFacts) -> Iterator[str]:
     found, data = facts.found, facts.plan.data
     names = [Path(path).name for path in data.prompt_files]
+    texts = [Path(path).name for path in data.text_files]
     source = f"the files {', '.join(names)}" if names else "prompts that the target wrote itself"
+    source += f", some of them about texts of {', '.join(texts)}" if texts else ""
     greedy = found.sequences - found.sampled
     yield "## Data"
     yield ""

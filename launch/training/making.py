@@ -27,9 +27,8 @@ from launch.training.options import (
 from launch.training.overlap import Overlap
 from launch.training.plan import Composed, Plan
 from launch.training.room import check_disk, check_memory, feature_budget, feature_bytes
-from launch.training.sources import FileSource, OwnSource, Source
+from launch.training.sources import source_of
 from launch.training.speech import Speech
-from launch.training.tasks import TASKS
 from launch.training.watch import Watch
 from protocol.checkpoints.identity import identify, weights_digest
 from protocol.checkpoints.target_config import ModelConfig, read_model_config
@@ -97,7 +96,9 @@ def make(options: TrainOptions, model: LocalModel, before: Plan | None, watch: W
     job = _prepare(options, model, before)
     if not job.plan.training_began:
         _collect(job, watch)
-    found = find(job.out, _source(job).repeat, watch.check)
+    found = find(
+        job.out, source_of(job.files.prompts, job.files.texts, job.options.seed).repeat, watch.check
+    )
     watch.stages.note(collected_line(found))
     trained = None if options.data_only else _train(job, found, watch)
     return _described(job, found, trained)
@@ -132,7 +133,9 @@ def _prepare(options: TrainOptions, model: LocalModel, before: Plan | None) -> _
     if before is not None:
         if files is NO_FILES:
             old = before.data
-            data = msgspec.structs.replace(data, prompts=old.prompts, exclude=old.exclude)
+            data = msgspec.structs.replace(
+                data, prompts=old.prompts, texts=old.texts, exclude=old.exclude
+            )
         plan.check_same(options.out, before, data, train)
     if began and options.data_only:
         raise UsageError("--data-only: training has begun there, and its data are complete")
@@ -166,15 +169,9 @@ def _check_extra() -> None:
         )
 
 
-def _source(job: _Job) -> Source:
-    prompts = [prompt for file in job.files.prompts for prompt in file.prompts]
-    seed = job.options.seed
-    return FileSource(prompts, seed) if prompts else OwnSource(TASKS, seed)
-
-
 def _collect(job: _Job, watch: Watch) -> None:
     """Collect what is missing."""
-    source, options = _source(job), job.options
+    source, options = source_of(job.files.prompts, job.files.texts, job.options.seed), job.options
     found = find(job.out, source.repeat, watch.check)
     composed = plan.read_composed(job.out)
     texts = [turn for file in job.files.exclude for one in file.prompts for turn in one.turns]

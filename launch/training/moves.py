@@ -11,9 +11,10 @@ import re
 import zlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from launch.training.words import WORDS
+from protocol.errors import ConfigError
 
 ANSWER_TOKENS: Final = 256
 SHORT_ANSWER: Final = 160
@@ -64,11 +65,27 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Read:
+    """An excerpt of the talk's texts, of `least` to `most` words, fills gaps as an answer does."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
 class Afresh:
     """What has been said is no longer part of the prompt, but answers still fill gaps."""
 
 
-Move: TypeAlias = Write | Say | Answer | Afresh
+Move: TypeAlias = Write | Say | Answer | Read | Afresh
+
+
+class Texts(Protocol):
+    """What talks may be about; see `launch.training.documents`."""
+
+    def excerpt(self, chance: random.Random, least: int, most: int) -> str:
+        """Some sentences of it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -111,6 +128,7 @@ class Talk:
     chance: random.Random
     spoilt: bool = False
     system: str = ""  # what is said before the first turn
+    texts: Texts | None = None  # what `Read` reads
     _messages: list[dict[str, str]] = field(default_factory=list)
     _texts: dict[str, str] = field(default_factory=dict)
     _chosen: dict[str, str] = field(default_factory=dict)  # what fills a gap, until `Afresh`
@@ -154,9 +172,19 @@ class Talk:
                         return
                     self._messages.append({"role": "assistant", "content": text})
                     self._remember(whole_sentences(text))
+                case Read():
+                    text = self._excerpt(move)
+                    if self._is_useless(text, SOURCE_WORDS):
+                        return
+                    self._remember(text)
                 case Afresh():
                     self._messages.clear()
                     self._chosen.clear()
+
+    def _excerpt(self, move: Read) -> str:
+        if self.texts is None:
+            raise ConfigError(f"a talk of the kind {self.task} reads, and there are no texts")
+        return self.texts.excerpt(self.chance, move.least, move.most)
 
     def _remember(self, answer: str) -> None:
         known = self._texts

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from launch.models import unambiguous
 from launch.training.collecting import Goal
+from launch.training.documents import DocumentFile, read_documents
 from launch.training.plan import DataPlan, Plan, TrainPlan
 from launch.training.prompt_files import PromptFile, read_prompts
 from protocol.config import DType
@@ -29,6 +30,7 @@ class TrainOptions:
     model: str
     out: Path
     prompts: tuple[Path, ...]
+    texts: tuple[Path, ...]
     exclude: tuple[Path, ...]
     hours: float | None
     steps: int | None
@@ -58,6 +60,11 @@ class TrainOptions:
         if self.dtype == "float16":
             raise UsageError("--dtype float16: drafts are trained in float32 or bfloat16")
         found = self if plan is None else replace(self, **self._begun(plan))
+        if found.prompts and found.texts:
+            raise UsageError(
+                "--prompts and --texts exclude each other: prompts are asked as they stand, texts "
+                "are for prompts that the target writes"
+            )
         if found.hours is None and found.steps is None:
             found = replace(found, hours=DEFAULT_HOURS)
         if found.data_only and found.steps is not None and found.tokens is None:
@@ -69,6 +76,7 @@ class TrainOptions:
         values: dict[str, Any] = {
             "model": data.model,
             "prompts": tuple(map(Path, data.prompt_files)),
+            "texts": tuple(map(Path, data.text_files)),
             "exclude": tuple(map(Path, data.exclude_files)),
             "taps": ",".join(map(str, data.taps)),
             "seed": data.seed,
@@ -119,6 +127,8 @@ def data_plan(
         dtype=options.dtype,
         prompts=tuple(each.digest for each in files.prompts),
         prompt_files=tuple(str(path.absolute()) for path in options.prompts),
+        texts=tuple(each.digest for each in files.texts),
+        text_files=tuple(str(path.absolute()) for path in options.texts),
         exclude=tuple(each.digest for each in files.exclude),
         exclude_files=tuple(str(path.absolute()) for path in options.exclude),
     )
@@ -141,13 +151,14 @@ def train_plan(options: TrainOptions, mask_token_id: int) -> TrainPlan:
 
 @dataclass(frozen=True)
 class Files:
-    """The prompts that were named, read."""
+    """The files that were named, read."""
 
     prompts: tuple[PromptFile, ...]
+    texts: tuple[DocumentFile, ...]
     exclude: tuple[PromptFile, ...]
 
 
-NO_FILES: Final = Files((), ())
+NO_FILES: Final = Files((), (), ())
 
 
 def read_files(options: TrainOptions, *, began: bool) -> Files:
@@ -155,9 +166,10 @@ def read_files(options: TrainOptions, *, began: bool) -> Files:
 
     NO_FILES where training `began` and none is named: what they hold has been asked.
     """
-    if began and not options.said & {"prompts", "exclude"}:
+    if began and not options.said & {"prompts", "texts", "exclude"}:
         return NO_FILES
     return Files(
         tuple(read_prompts(path) for path in options.prompts),
+        tuple(read_documents(path) for path in options.texts),
         tuple(read_prompts(path) for path in options.exclude),
     )

@@ -40,6 +40,8 @@ class DataPlan(FrozenConfig, frozen=True, kw_only=True):
     dtype: DType
     prompts: tuple[str, ...] = ()  # digests of the files
     prompt_files: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    text_files: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     exclude_files: tuple[str, ...] = ()
 
@@ -83,6 +85,7 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "max_positions": "the longest sequence",
     "dtype": "--dtype",
     "prompts": "--prompts",
+    "texts": "--texts",
     "exclude": "--exclude",
     "layers": "--layers",
     "block_size": "--block-size",
@@ -98,6 +101,7 @@ _DIGESTS: Final[Mapping[str, str]] = {
     "weights": "model",
     "template": "model",
     "prompts": "prompt_files",
+    "texts": "text_files",
     "exclude": "exclude_files",
 }
 

@@ -39,6 +39,18 @@ def read_prompts(path: Path) -> PromptFile:
     Lines end at line feeds alone: the other ends of lines that Unicode has may stand in JSON texts.
     Raises UsageError with file and line where something cannot be used.
     """
+    raw, lines = read_lines(path)
+    prompts = tuple(_prompts(path, lines))
+    if not prompts:
+        raise UsageError(f"{path} holds no prompt")
+    return PromptFile(prompts=prompts, digest=hashlib.sha256(raw).hexdigest())
+
+
+def read_lines(path: Path) -> tuple[bytes, list[str]]:
+    """The bytes of a file, and its lines, which end at line feeds.
+
+    Raises UsageError where it cannot be read, or is one JSON array or several.
+    """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path} has more than {MAX_FILE_BYTES} bytes")
@@ -48,14 +60,10 @@ def read_prompts(path: Path) -> PromptFile:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text, at byte {error.start}") from error
-    lines = text.split("\n")
     first = text.lstrip().split("\n", 1)[0]
     if first.startswith("[") and (_is_array(first) or _is_array(text)):
         raise UsageError(f"{path} holds JSON arrays; a JSON object a line is expected")
-    prompts = tuple(_prompts(path, lines))
-    if not prompts:
-        raise UsageError(f"{path} holds no prompt")
-    return PromptFile(prompts=prompts, digest=hashlib.sha256(raw).hexdigest())
+    return raw, text.split("\n")
 
 
 def _is_array(text: str) -> bool:

@@ -4,8 +4,10 @@ import random
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from launch.training.moves import Answer, Say, Talk, Task
-from launch.training.prompt_files import Prompt
+from launch.training.documents import DocumentFile, Documents
+from launch.training.moves import Answer, Say, Talk, Task, Texts
+from launch.training.prompt_files import Prompt, PromptFile
+from launch.training.tasks import ABOUT_TEXTS, TASKS
 
 PASSES: Final = 4  # over prompts from files: one greedy, then sampled
 
@@ -34,8 +36,8 @@ class Source(Protocol):
 class OwnSource:
     """Talks that the target has with itself; each run of `cycle` talks has all tasks by weight."""
 
-    def __init__(self, tasks: Sequence[Task], seed: int) -> None:
-        self._seed = seed
+    def __init__(self, tasks: Sequence[Task], seed: int, texts: Texts | None = None) -> None:
+        self._seed, self._texts = seed, texts
         self._cycle = [task for task in tasks for _ in range(task.weight)]
 
     def talk(self, number: int) -> Talk | None:
@@ -43,7 +45,7 @@ class OwnSource:
         order = list(range(len(self._cycle)))
         random.Random(f"{self._seed} cycle {cycle}").shuffle(order)  # noqa: S311 - no secret
         task = self._cycle[order[place]]
-        return Talk(task.name, task.moves, _chance(self._seed, number))
+        return Talk(task.name, task.moves, _chance(self._seed, number), texts=self._texts)
 
     def repeat(self, number: int) -> int:
         del number
@@ -81,6 +83,19 @@ class FileSource:
     @property
     def ends(self) -> bool:
         return True
+
+
+def source_of(
+    prompt_files: Sequence[PromptFile], texts: Sequence[DocumentFile], seed: int
+) -> Source:
+    """The prompts that were named, else talks, about the texts that were named too."""
+    prompts = [prompt for file in prompt_files for prompt in file.prompts]
+    documents = [document for file in texts for document in file.documents]
+    if prompts:
+        return FileSource(prompts, seed)
+    if documents:
+        return OwnSource((*TASKS, *ABOUT_TEXTS), seed, Documents(documents))
+    return OwnSource(TASKS, seed)
 
 
 def _chance(seed: int, number: int) -> random.Random:

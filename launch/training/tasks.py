@@ -7,7 +7,7 @@ answer starts. Texts that others are asked about are answers themselves, and are
 
 from typing import Final
 
-from launch.training.moves import SHORT_ANSWER, Afresh, Answer, Say, Task, Write
+from launch.training.moves import SHORT_ANSWER, Afresh, Answer, Read, Say, Task, Write
 
 _QUESTION_WORDS: Final = (
     *("Who", "What is", "When did", "Where", "How many", "Why do", "Which", "What was the"),
@@ -184,12 +184,12 @@ _PASSAGE: Final = (Say(_PASSAGES), Answer(free=True), Afresh())
 _REPORT: Final = (Say(_REPORTS), Answer(free=True), Afresh())
 
 TASKS: Final = (
-    Task("chat", 14, (Write(), Answer())),
+    Task("chat", 10, (Write(), Answer())),
     Task("turns", 6, (Write(), Answer(SHORT_ANSWER), Say(_FOLLOW_UPS), Answer(SHORT_ANSWER))),
     Task("turns", 4, (Say(_WRITINGS), Answer(), Say(_FOLLOW_UPS), Answer())),
     Task("turns", 3, (Say(_EXPLAINING), Answer(SHORT_ANSWER), Write(), Answer(SHORT_ANSWER))),
     Task("question", 11, (Write(_QUESTION_WORDS, "?\n", 32, 4), Answer(SHORT_ANSWER))),
-    Task("translation", 9, (Write(_INTO_ENGLISH, "\n", 64, 6), Answer(SHORT_ANSWER))),
+    Task("translation", 14, (Write(_INTO_ENGLISH, "\n", 64, 6), Answer(SHORT_ANSWER))),
     Task("translation", 4, (Write(_FROM_ENGLISH, "\n", 48, 6), Answer(SHORT_ANSWER))),
     Task("arithmetic", 6, (Say(_SUMS), Answer())),
     Task("problem", 9, (Write(_PROBLEMS, "?", 96, 12), Answer())),
@@ -199,10 +199,10 @@ TASKS: Final = (
     Task("code", 3, (Say(_CODING), Answer())),
     Task("rewriting", 2, (*_PASSAGE, Say(_REWRITING), Answer())),
     Task("extraction", 2, (*_REPORT, Say(_EXTRACTING), Answer())),
-    Task("summary", 3, (*_REPORT, Say(_SUMMARISING), Answer(SHORT_ANSWER))),
+    Task("summary", 4, (*_REPORT, Say(_SUMMARISING), Answer(SHORT_ANSWER))),
     Task(
         "summary",
-        4,
+        6,
         (
             Say(_REPORTS),
             Answer(free=True),
@@ -213,10 +213,28 @@ TASKS: Final = (
             Answer(SHORT_ANSWER),
         ),
     ),
-    Task("context", 3, (*_PASSAGE, Write(_ASKING, "?\n", 32, 4), Answer(SHORT_ANSWER))),
+    Task("context", 6, (*_PASSAGE, Write(_ASKING, "?\n", 32, 4), Answer(SHORT_ANSWER))),
     Task(
         "passages",
-        4,
+        8,
         (*_PASSAGE, *_PASSAGE, *_REPORT, Write(_SEARCHED, "?\n", 32, 4), Answer(SHORT_ANSWER)),
     ),
+)
+
+# Beside these, where there are texts that talks can be about.
+ABOUT_TEXTS: Final = (
+    Task("summary", 12, (Read(60, 500), Say(_SUMMARISING), Answer(SHORT_ANSWER))),
+    Task(
+        "turns",
+        4,
+        (Read(60, 300), Say(_SUMMARISING), Answer(SHORT_ANSWER), Write(), Answer(SHORT_ANSWER)),
+    ),
+    Task("context", 8, (Read(40, 250), Write(_ASKING, "?\n", 32, 4), Answer(SHORT_ANSWER))),
+    Task(
+        "passages",
+        10,
+        (*(Read(40, 130),) * 3, Write(_SEARCHED, "?\n", 32, 4), Answer(SHORT_ANSWER)),
+    ),
+    Task("extraction", 4, (Read(60, 350), Say(_EXTRACTING), Answer())),
+    Task("rewriting", 4, (Read(30, 120), Say(_REWRITING), Answer())),
 )

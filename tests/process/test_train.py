@@ -299,6 +299,22 @@ def test_prompts_of_files_are_asked_as_they_are_and_excluded_ones_not(
     assert dflashd("--out", out, "--resume").code == 0  # used up: nothing is asked
 
 
+def test_talks_are_about_the_texts_of_files(dflashd, target, out, tmp_path):
+    file = tmp_path / "wiki.jsonl"
+    told = " ".join(f"Sentence {number} is about bees and honey." for number in range(40))
+    file.write_text("\n".join(json.dumps({"text": told.replace("S", "A")}) for _ in range(3)))
+    asked = ("--model", target, "--out", out, "--texts", file, "--tokens", "20000")
+    done = dflashd(*asked, "--steps", "1")
+    assert done.code == 0, done.err
+    assert "about texts of wiki.jsonl" in (out / "README.md").read_text()
+    file.write_text("Another text.\n")
+    refused = dflashd("--out", out, "--resume", "--texts", file)
+    assert (
+        refused.code,
+        "--texts (wiki.jsonl" in refused.err.replace(str(tmp_path) + "/", ""),
+    ) == (2, True)
+
+
 def test_too_little_data_are_named(dflashd, target, out, tmp_path):
     file = tmp_path / "p.txt"
     file.write_text("Only this one\n")
@@ -318,6 +334,8 @@ def test_too_little_data_are_named(dflashd, target, out, tmp_path):
         (("--taps", "1,4"), 2, "ascending numbers below 4"),
         (("--prompts", "/nowhere/p"), 2, "cannot read /nowhere/p"),
         (("--exclude", "/nowhere/p"), 2, "cannot read /nowhere/p"),
+        (("--texts", "/nowhere/p"), 2, "cannot read /nowhere/p"),
+        (("--texts", "/nowhere/p", "--prompts", "/nowhere/p"), 2, "--prompts and --texts exclude"),
         (("--feature-cache", "4 sheep"), 2, "is no size"),
         (("--feature-cache", "900000TB"), 75, "MB are needed: 0.0 MB for"),
         (("--device", "gpu"), 2, "is none of cpu"),

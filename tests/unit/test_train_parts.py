@@ -177,7 +177,7 @@ def _validated(step, length=1.5, *, best=True):
     )
 
 
-def _card(tmp_path, history, *, exclude=(), files=(), steps=0):
+def _card(tmp_path, history, *, exclude=(), files=(), texts=(), steps=0):
     found = Found(tasks=Counter({"chat": 3, SOURCE_TASK: 2}), tokens=12_345, sampled=2)
     found.task_tokens.update({"chat": 12_000, SOURCE_TASK: 345})
     found.held_out["chat"] = 1
@@ -189,6 +189,7 @@ def _card(tmp_path, history, *, exclude=(), files=(), steps=0):
         max_positions=1024,
         dtype="auto",
         prompt_files=files,
+        text_files=texts,
         exclude_files=exclude,
     )
     train = TrainPlan(layers=1, block_size=8, mask_token_id=3, hours=2.0, steps=steps)
@@ -234,6 +235,8 @@ def test_the_card_tells_what_was_measured(tmp_path):
 
 def test_the_card_of_a_run_without_validations_says_so(tmp_path):
     text = _card(tmp_path, History((), None), files=("/x/p.txt",), steps=1)
+    about = _card(tmp_path, History((), None), texts=("/x/wiki.jsonl",))
+    assert "prompts that the target wrote itself, some of them about texts of wiki.jsonl;" in about
     assert "No validation was made." in text
     assert "from the files p.txt" in text
     assert "asked for: 1 step)" in text
