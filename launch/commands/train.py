@@ -33,8 +33,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     multiple=True,
     metavar="FILE",
     type=_FILE,
-    help="Texts that prompts are to be about: JSON lines with text, or plain text. The target "
-    "writes the prompts.  [default: it writes the texts as well]",
+    help="Texts that prompts are to be about: JSON lines with text (and language), or plain text. "
+    "The target writes the prompts.  [default: it writes the texts as well]",
 )
 @click.option(
     "--hours",

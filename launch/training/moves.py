@@ -66,10 +66,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Read:
-    """An excerpt of the talk's texts, of `least` to `most` words, fills gaps as an answer does."""
+    """An excerpt of the talk's texts, of `least` to `most` words, fills gaps as an answer does.
+
+    `foreign`: of a text to translate; ``{tongue}`` is its language then.
+    """
 
     least: int
     most: int
+    foreign: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,10 @@ Move: TypeAlias = Write | Say | Answer | Read | Afresh
 class Texts(Protocol):
     """What talks may be about; see `launch.training.documents`."""
 
-    def excerpt(self, chance: random.Random, least: int, most: int) -> str:
-        """Some sentences of it."""
+    def excerpt(
+        self, chance: random.Random, least: int, most: int, *, foreign: bool
+    ) -> tuple[str, str]:
+        """Some sentences of it, and their language."""
         ...
 
 
@@ -173,23 +179,24 @@ class Talk:
                     self._messages.append({"role": "assistant", "content": text})
                     self._remember(whole_sentences(text))
                 case Read():
-                    text = self._excerpt(move)
-                    if self._is_useless(text, SOURCE_WORDS):
+                    text, tongue = self._excerpt(move)
+                    if self._is_useless(text, min(move.least, SOURCE_WORDS)):
                         return
-                    self._remember(text)
+                    self._remember(text, tongue)
                 case Afresh():
                     self._messages.clear()
                     self._chosen.clear()
 
-    def _excerpt(self, move: Read) -> str:
+    def _excerpt(self, move: Read) -> tuple[str, str]:
         if self.texts is None:
             raise ConfigError(f"a talk of the kind {self.task} reads, and there are no texts")
-        return self.texts.excerpt(self.chance, move.least, move.most)
+        return self.texts.excerpt(self.chance, move.least, move.most, foreign=move.foreign)
 
-    def _remember(self, answer: str) -> None:
+    def _remember(self, answer: str, tongue: str = "") -> None:
         known = self._texts
         texts = f"{known['texts']}\n\n{answer}" if known else answer
-        self._texts = {"before": known.get("answer", ""), "answer": answer, "texts": texts}
+        before = known.get("answer", "")
+        self._texts = {"before": before, "answer": answer, "texts": texts, "tongue": tongue}
 
     def _is_useless(self, text: str, least: int) -> bool:
         self.spoilt = len(text.split()) < least or is_monotonous(text)

@@ -93,9 +93,9 @@ def source_of(
     documents = [document for file in texts for document in file.documents]
     if prompts:
         return FileSource(prompts, seed)
-    if documents:
-        return OwnSource((*TASKS, *ABOUT_TEXTS), seed, Documents(documents))
-    return OwnSource(TASKS, seed)
+    found = Documents(documents)
+    about = (task for foreign in sorted(found.kinds) for task in ABOUT_TEXTS[foreign])
+    return OwnSource((*TASKS, *about), seed, found)
 
 
 def _chance(seed: int, number: int) -> random.Random:

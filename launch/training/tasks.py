@@ -221,8 +221,9 @@ TASKS: Final = (
     ),
 )
 
-# Beside these, where there are texts that talks can be about.
-ABOUT_TEXTS: Final = (
+_TRANSLATED: Final = tuple(order.format("{tongue}") + "{answer}" for order in _ORDERS)
+# Beside these, where there are texts that talks can be about, by whether they are to be translated.
+_ABOUT: Final = (
     Task("summary", 12, (Read(60, 500), Say(_SUMMARISING), Answer(SHORT_ANSWER))),
     Task(
         "turns",
@@ -238,3 +239,8 @@ ABOUT_TEXTS: Final = (
     Task("extraction", 4, (Read(60, 350), Say(_EXTRACTING), Answer())),
     Task("rewriting", 4, (Read(30, 120), Say(_REWRITING), Answer())),
 )
+_TRANSLATING: Final = (
+    Task("translation", 24, (Read(5, 40, foreign=True), Say(_TRANSLATED), Answer(SHORT_ANSWER))),
+    Task("translation", 4, (Read(40, 90, foreign=True), Say(_TRANSLATED), Answer())),
+)
+ABOUT_TEXTS: Final = {False: _ABOUT, True: _TRANSLATING}

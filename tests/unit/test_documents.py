@@ -2,13 +2,14 @@
 
 import json
 import random
+from collections import Counter
 
 import pytest
 
-from launch.training.documents import DocumentFile, Documents, read_documents
-from launch.training.moves import Answer, Read, Say, Talk, Task
+from launch.training.documents import Document, DocumentFile, Documents, read_documents
+from launch.training.moves import Answer, Read, Say, Talk
 from launch.training.prompt_files import Prompt, PromptFile
-from launch.training.sources import FileSource, OwnSource, source_of
+from launch.training.sources import FileSource, source_of
 from launch.training.tasks import ABOUT_TEXTS, TASKS
 from protocol.errors import ConfigError, UsageError
 
@@ -19,7 +20,12 @@ def sentences(count, name="Paragraph"):
 
 @pytest.fixture
 def documents():
-    return Documents([[sentences(3, f"Of {one} {two}") for two in "abc"] for one in "xy"])
+    return Documents([document(one) for one in "xy"])
+
+
+def document(name, language=""):
+    paragraphs = tuple(sentences(3, f"Of {name} {part}") for part in "abc")
+    return Document(paragraphs=paragraphs, language=language)
 
 
 def test_lines_of_json_are_documents_and_blank_lines_divide_paragraphs(tmp_path):
@@ -27,14 +33,23 @@ def test_lines_of_json_are_documents_and_blank_lines_divide_paragraphs(tmp_path)
     lines = [{"text": "One.\n\nTwo\nlines.\n \n\n", "title": "no matter"}, {"text": " \n"}]
     file.write_text("\n\n".join(map(json.dumps, [*lines, {"text": "Three."}])))
     found = read_documents(file)
-    assert found.documents == (("One.", "Two\nlines."), ("Three.",))
+    assert [one.paragraphs for one in found.documents] == [("One.", "Two\nlines."), ("Three.",)]
+    assert [one.language for one in found.documents] == ["", ""]
     assert len(found.digest) == 64
 
 
 def test_plain_text_is_one_document(tmp_path):
     file = tmp_path / "t.txt"
     file.write_text("\ufeffOne.\nStill one.\n\nTwo.\n")
-    assert read_documents(file).documents == (("One.\nStill one.", "Two."),)
+    (found,) = read_documents(file).documents
+    assert found == Document(paragraphs=("One.\nStill one.", "Two."))
+
+
+def test_a_line_may_name_a_language_that_is_translated(tmp_path):
+    file = tmp_path / "t.jsonl"
+    lines = [{"text": "Ein Satz.", "language": "German"}, {"text": "Two.", "language": "English"}]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    assert [one.language for one in read_documents(file).documents] == ["German", ""]
 
 
 @pytest.mark.parametrize(
@@ -47,6 +62,9 @@ def test_plain_text_is_one_document(tmp_path):
         ('{"text": 3}', "line 1: a JSON object with a `text`"),
         ('{"text": "\\ud800"}', "line 1: a JSON object with a `text`"),
         ('{"text": "a', "line 1: no JSON"),
+        ('{"text": "a", "language": 3}', "line 1: `language` must be at most 64 printable"),
+        ('{"text": "a", "language": "a\\nb"}', "line 1: `language` must be"),
+        ('{"text": "a", "language": "' + "x" * 65 + '"}', "line 1: `language` must be"),
         ('["a", "b"]', "holds JSON arrays"),
     ],
 )
@@ -59,7 +77,7 @@ def test_what_is_no_text_is_refused_by_its_line(tmp_path, content, sentence):
 
 def test_an_excerpt_begins_with_a_paragraph_and_ends_with_a_sentence(documents):
     chance = random.Random(1)
-    found = [documents.excerpt(chance, 20, 60) for _ in range(300)]
+    found = [documents.excerpt(chance, 20, 60, foreign=False)[0] for _ in range(300)]
     assert {text[:4] + text[5] for text in found} == {
         f"Of {one}{two}" for one in "xy" for two in "abc"
     }
@@ -74,8 +92,8 @@ def test_an_excerpt_begins_with_a_paragraph_and_ends_with_a_sentence(documents):
 
 def test_the_same_chance_gives_the_same_excerpt(documents):
     one, other = random.Random(7), random.Random(7)
-    assert [documents.excerpt(one, 20, 60) for _ in range(9)] == [
-        documents.excerpt(other, 20, 60) for _ in range(9)
+    assert [documents.excerpt(one, 20, 60, foreign=False) for _ in range(9)] == [
+        documents.excerpt(other, 20, 60, foreign=False) for _ in range(9)
     ]
 
 
@@ -88,7 +106,12 @@ def test_what_is_read_fills_gaps_as_an_answer_does(documents):
 
 
 def test_a_text_of_a_few_words_ends_the_talk():
-    talk = Talk("t", (Read(20, 24), Answer()), random.Random(1), texts=Documents([["Too few."]]))
+    talk = Talk(
+        "t",
+        (Read(20, 24), Answer()),
+        random.Random(1),
+        texts=Documents([Document(paragraphs=("Too few.",))]),
+    )
     assert talk.next(None) is None
     assert talk.spoilt
 
@@ -98,19 +121,39 @@ def test_a_talk_that_reads_needs_texts():
         Talk("t", (Read(20, 24),), random.Random(1)).next(None)
 
 
-def test_talks_are_about_texts_where_there_are_some(documents):
-    file = DocumentFile(documents=tuple(map(tuple, documents.documents)), digest="")
+def test_talks_translate_texts_of_other_languages_and_read_the_others():
+    both = Documents([document("x"), document("y", "Welsh")])
+    moves = (Read(20, 60, foreign=True), Say(("From {tongue}: {answer}",)), Answer())
+    found = [Talk("t", moves, random.Random(at), texts=both).next(None) for at in range(9)]
+    assert all(one.messages[-1]["content"].startswith("From Welsh: Of y") for one in found)
+    moves = (Read(20, 60), Say(("{answer}",)), Answer())
+    found = [Talk("t", moves, random.Random(at), texts=both).next(None) for at in range(9)]
+    assert all(one.messages[-1]["content"].startswith("Of x") for one in found)
+
+
+@pytest.mark.parametrize("languages", [(), ("",), ("Welsh",), ("", "Welsh")])
+def test_tasks_are_those_that_there_are_texts_for(languages):
+    file = DocumentFile(documents=tuple(document("x", each) for each in languages), digest="")
     source = source_of((), (file,), 3)
-    count = sum(task.weight for task in (*TASKS, *ABOUT_TEXTS))
-    told = [source.talk(number).next(None).messages for number in range(count)]
-    about = [text for text in told if text and "words." in text[-1]["content"]]
-    assert len(about) > 10
-    assert isinstance(
-        source_of((PromptFile(prompts=(Prompt(turns=("a",)),), digest=""),), (), 3), FileSource
-    )
+    about = [task for each in languages for task in ABOUT_TEXTS[bool(each)]]
+    count = sum(task.weight for task in (*TASKS, *about))
+    told = Counter(source.talk(number).task for number in range(count))
+    names = {task.name for task in (*TASKS, *about)}
+    assert told == {
+        name: sum(task.weight for task in (*TASKS, *about) if task.name == name) for name in names
+    }
+    firsts = [source.talk(number).next(None) for number in range(count)]
+    quoted = [one for one in firsts if one.messages and "Of x" in one.messages[-1]["content"]]
+    assert bool(quoted) == bool(languages)
+
+
+def test_prompts_of_files_come_as_they_are():
+    prompts = PromptFile(prompts=(Prompt(turns=("a",)),), digest="")
+    assert isinstance(source_of((prompts,), (), 3), FileSource)
 
 
 def test_without_texts_no_task_reads():
-    assert isinstance(source_of((), (), 3), OwnSource)
-    assert not any(isinstance(move, Read) for task in TASKS for move in task.moves)
-    assert all(isinstance(task, Task) and isinstance(task.moves[0], Read) for task in ABOUT_TEXTS)
+    reads = [isinstance(move, Read) for task in TASKS for move in task.moves]
+    assert not any(reads)
+    for foreign, tasks in ABOUT_TEXTS.items():
+        assert all(task.moves[0].foreign == foreign for task in tasks)
