@@ -7,7 +7,7 @@ weight of all of them then has the same gradient as one process would compute.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -39,9 +39,14 @@ class Ranks:
         """Whether this is the one that validates, writes and tells."""
         return self.rank == 0
 
-    def share(self, items: Sequence[T]) -> list[T]:
-        """What this rank does of a step."""
-        return list(items[self.rank :: self.world])
+    def share(self, items: Sequence[T], size: Callable[[T], int]) -> list[T]:
+        """What this rank does of a step: about as much as the others, who are waited for.
+
+        From the largest on, each takes one in turn, and then in the opposite order.
+        """
+        order = sorted(items, key=size, reverse=True)
+        turns = (self.rank, 2 * self.world - 1 - self.rank)
+        return [item for at, item in enumerate(order) if at % (2 * self.world) in turns]
 
     def wrapped(self, network: nn.Module) -> nn.Module:
         """`network`, whose gradients become the mean over all ranks."""

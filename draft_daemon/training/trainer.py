@@ -153,7 +153,7 @@ class Trainer:
         Returns [1 + 2 * slots] sums over all ranks: loss, rows that were right, rows, per slot.
         """
         parts, device = self._parts, self._parts.lexicon.head.device
-        picks = self._ranks.share(step.picks)
+        picks = self._ranks.share(step.picks, lambda pick: int(pick.anchors[-1]))
         head, offset = parts.lexicon.head, None
         if step.rows is not None and step.offset is not None:
             head = head[torch.from_numpy(step.rows).to(device)]

@@ -12,7 +12,7 @@ import msgspec
 
 from launch.models import LocalModel
 from launch.training.found import Found
-from launch.training.harvest import SOURCE_TASK, SOURCE_TEMPERATURE
+from launch.training.harvest import FIRST_HELD_OUT, SOURCE_TASK, SOURCE_TEMPERATURE
 from launch.training.history import History
 from launch.training.overlap import RUN
 from launch.training.plan import Composed, Plan
@@ -43,6 +43,20 @@ def card_text(facts: CardFacts) -> str:
     """The whole card."""
     parts = (_head, _data, _settings, _reach, _curve, _versions)
     return "\n".join(line for part in parts for line in (*part(facts), ""))
+
+
+def collected_line(found: Found) -> str:
+    """What there is to train on, for a person."""
+    held = found.held_out.total()
+    few = ": few to measure by" if held < FIRST_HELD_OUT else ""
+    again = (
+        f"; features of {found.featured} of {found.shards} shards are kept, and the others cost a "
+        "forward of the target at each use (--feature-cache)"
+    )
+    return (
+        f"collected: {found.sequences:,} sequences, {found.tokens:,} tokens; "
+        f"{held} held out to validate with{few}{again if found.featured < found.shards else ''}"
+    )
 
 
 def licence_of(folder: Path) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from protocol.training import DATA_FOLDER, LEAST_ANSWER
+from protocol.training import DATA_FOLDER, FEATURES, LEAST_ANSWER
 
 STEPS: Final = 16  # requests of one talk, at most: `Ask.id` is its number times this, and a step
 
@@ -34,6 +34,7 @@ class Found:
     answer_tokens: int = 0
     sampled: int = 0
     shards: int = 0
+    featured: int = 0  # shards whose features are kept
 
     @property
     def sequences(self) -> int:
@@ -55,6 +56,7 @@ def find(folder: Path, repeat_of: Any, check: Callable[[], None] | None = None) 
             check()
         shard = read_shard(data, number)
         found.shards += 1
+        found.featured += (data / FEATURES.format(number)).exists()
         found.tokens += len(shard.tokens)
         for at in range(shard.sequences):
             rows = shard.rows(at)

@@ -152,6 +152,7 @@ class Harvest:
             self._used_up = True
             return
         held_out = self._holds_out(number, talk.task)
+        talk.held_out = held_out
         going = self._going[number] = _Going(talk, number, held_out)
         self._held[talk.task] += going.held_out
         self._advance(going, None)

@@ -11,10 +11,10 @@ import msgspec
 from launch.models import LocalModel
 from launch.tokenizer import TextTokenizer, load_text_side
 from launch.training import collecting, plan, teaching
-from launch.training.card import CardFacts, card_text
+from launch.training.card import CardFacts, card_text, collected_line
 from launch.training.facts import mask_id, parse_taps, read_start
 from launch.training.found import Found, find
-from launch.training.harvest import FIRST_HELD_OUT, Harvest
+from launch.training.harvest import Harvest
 from launch.training.history import read_history
 from launch.training.options import (
     NO_FILES,
@@ -26,7 +26,13 @@ from launch.training.options import (
 )
 from launch.training.overlap import Overlap
 from launch.training.plan import Composed, Plan
-from launch.training.room import check_disk, check_memory, feature_budget, feature_bytes
+from launch.training.room import (
+    check_disk,
+    check_memory,
+    feature_budget,
+    feature_bytes,
+    features_there,
+)
 from launch.training.sources import source_of
 from launch.training.speech import Speech
 from launch.training.watch import Watch
@@ -102,16 +108,6 @@ def make(options: TrainOptions, model: LocalModel, before: Plan | None, watch: W
     watch.stages.note(collected_line(found))
     trained = None if options.data_only else _train(job, found, watch)
     return _described(job, found, trained)
-
-
-def collected_line(found: Found) -> str:
-    """What there is to train on, for a person."""
-    held = found.held_out.total()
-    few = ": few to measure by" if held < FIRST_HELD_OUT else ""
-    return (
-        f"collected: {found.sequences:,} sequences, {found.tokens:,} tokens; "
-        f"{held} held out to validate with{few}"
-    )
 
 
 def _prepare(options: TrainOptions, model: LocalModel, before: Plan | None) -> _Job:
@@ -197,7 +193,8 @@ def _collect(job: _Job, watch: Watch) -> None:
     budget = feature_budget(options.feature_cache, job.out / DATA_FOLDER)
     missing = max(0, options.goal.tokens - found.tokens)
     numbers = len(job.plan.data.taps) * job.config.hidden_size
-    check_disk(job.out, missing, feature_bytes(budget, missing, numbers, options.ranks))
+    more = budget - features_there(job.out / DATA_FOLDER)
+    check_disk(job.out, missing, feature_bytes(max(0, more), missing, numbers, options.ranks))
     line = collecting.command(_collect_config(job, budget))
     collecting.Collecting(harvest, options.goal, watch, saved, before=composed.seconds).run(line)
 

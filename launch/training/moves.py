@@ -21,10 +21,12 @@ SHORT_ANSWER: Final = 160
 WRITTEN_TOKENS: Final = 96
 SOURCE_WORDS: Final = 8  # of a text that others are asked about, at least
 GREEDY_SHARE: Final = 0.7  # of the talks
+KNOWN_BY: Final = 60  # characters of a text
+READ_TRIES: Final = 4  # at most, for a text that the talk does not have already
 SMALLEST_PART: Final = 0.2  # of a text's size when compressed; below, it says one thing again
 LEAST_COMPRESSED: Final = 200  # characters from which that says something
 _GAP: Final = re.compile(r"\{(\w+)(?::(\d+)-(\d+))?(#\w+)?\}")
-_SENTENCE: Final = re.compile(r"[.!?][\"')\]]*(?=\s|$)")
+_SENTENCE: Final = re.compile(r"[.!?][\"')\]]*(?=\s|$)|[\u3002\uff01\uff1f]")
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Read:
-    """An excerpt of the talk's texts, of `least` to `most` words, fills gaps as an answer does.
+    """An excerpt of the talk's texts, `least` to `most` characters, fills gaps as answers do.
 
     `foreign`: of a text to translate; ``{tongue}`` is its language then.
     """
@@ -88,9 +90,9 @@ class Texts(Protocol):
     """What talks may be about; see `launch.training.documents`."""
 
     def excerpt(
-        self, chance: random.Random, least: int, most: int, *, foreign: bool
+        self, chance: random.Random, least: int, most: int, *, foreign: bool, held_out: bool
     ) -> tuple[str, str]:
-        """Some sentences of it, and their language."""
+        """Some sentences of it, and their language; others where the talk is `held_out`."""
         ...
 
 
@@ -135,6 +137,7 @@ class Talk:
     spoilt: bool = False
     system: str = ""  # what is said before the first turn
     texts: Texts | None = None  # what `Read` reads
+    held_out: bool = False
     _messages: list[dict[str, str]] = field(default_factory=list)
     _texts: dict[str, str] = field(default_factory=dict)
     _chosen: dict[str, str] = field(default_factory=dict)  # what fills a gap, until `Afresh`
@@ -180,7 +183,8 @@ class Talk:
                     self._remember(whole_sentences(text))
                 case Read():
                     text, tongue = self._excerpt(move)
-                    if self._is_useless(text, min(move.least, SOURCE_WORDS)):
+                    self.spoilt = len(text) < move.least // 2 or is_monotonous(text)
+                    if self.spoilt:
                         return
                     self._remember(text, tongue)
                 case Afresh():
@@ -190,7 +194,13 @@ class Talk:
     def _excerpt(self, move: Read) -> tuple[str, str]:
         if self.texts is None:
             raise ConfigError(f"a talk of the kind {self.task} reads, and there are no texts")
-        return self.texts.excerpt(self.chance, move.least, move.most, foreign=move.foreign)
+        kind = {"foreign": move.foreign, "held_out": self.held_out}
+        known, tries = self._texts.get("texts", ""), 1
+        found = self.texts.excerpt(self.chance, move.least, move.most, **kind)
+        while found[0][:KNOWN_BY] in known and tries < READ_TRIES:
+            tries += 1
+            found = self.texts.excerpt(self.chance, move.least, move.most, **kind)
+        return found
 
     def _remember(self, answer: str, tongue: str = "") -> None:
         known = self._texts
@@ -231,9 +241,14 @@ def tidy(opening: str, text: str, first: str) -> str:
     return (opening + (text.lstrip(" ") if opening.endswith(" ") else text)).strip()
 
 
+def sentence_ends(text: str) -> list[int]:
+    """Where sentences of `text` end, one behind the other."""
+    return [match.end() for match in _SENTENCE.finditer(text)]
+
+
 def whole_sentences(text: str) -> str:
     """`text` without a last sentence that was cut off, where it has others."""
-    ends = [match.end() for match in _SENTENCE.finditer(text)]
+    ends = sentence_ends(text)
     return text[: ends[-1]].strip() if ends and ends[-1] * 2 > len(text) else text.strip()
 
 

@@ -61,9 +61,11 @@ class TrainOptions:
             raise UsageError("--dtype float16: drafts are trained in float32 or bfloat16")
         found = self if plan is None else replace(self, **self._begun(plan))
         if found.prompts and found.texts:
+            begun = {"prompts", "texts"} - self.said
+            why = f", and it was begun with --{begun.pop()}" if begun else ""
             raise UsageError(
-                "--prompts and --texts exclude each other: prompts are asked as they stand, texts "
-                "are for prompts that the target writes"
+                f"--prompts and --texts exclude each other{why}: prompts are asked as they stand, "
+                "texts are for prompts that the target writes"
             )
         if found.hours is None and found.steps is None:
             found = replace(found, hours=DEFAULT_HOURS)

@@ -140,7 +140,11 @@ def read_composed(folder: Path) -> Composed:
 
 def write_part(folder: Path, name: str, part: FrozenConfig) -> None:
     """Put a plan or record into place, whole."""
-    _write(folder, name, msgspec.json.encode(part))
+    try:
+        data = msgspec.json.encode(part)
+    except UnicodeEncodeError as error:
+        raise UsageError(f"a name that is not UTF-8 cannot be written down: {error}") from error
+    _write(folder, name, data)
 
 
 def write_text(folder: Path, name: str, text: str) -> None:

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -52,9 +54,12 @@ def read_lines(path: Path) -> tuple[bytes, list[str]]:
     Raises UsageError where it cannot be read, or is one JSON array or several.
     """
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        with open(path, "rb", opener=_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UsageError(f"{path} is no regular file, and is read again at --resume")
+            raw = file.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
             raise UsageError(f"{path} has more than {MAX_FILE_BYTES} bytes")
-        raw = path.read_bytes()
         text = raw.decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
@@ -66,11 +71,18 @@ def read_lines(path: Path) -> tuple[bytes, list[str]]:
     return raw, text.split("\n")
 
 
+def _at_once(path: str, flags: int) -> int:
+    """Open without a wait for another end, which a pipe may not have."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _is_array(text: str) -> bool:
+    """Whether it is one of prompts; one of numbers, as in ``[1]``, may begin a text."""
     try:
-        return isinstance(json.loads(text), list)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return False
+    return isinstance(value, list) and not all(isinstance(each, int) for each in value)
 
 
 def _prompts(path: Path, lines: Sequence[str]) -> Iterator[Prompt]:

@@ -8,20 +8,28 @@ from protocol.checkpoints.folder import weight_files
 from protocol.checkpoints.target_config import ModelConfig
 from protocol.errors import InsufficientMemory, TemporaryFailure
 from protocol.memory import Available, megabytes
-from protocol.training import CACHED_SHARDS, SHARD_TOKENS
+from protocol.training import CACHED_SHARDS, FEATURES, SHARD_TOKENS
 
 LIKELIEST: Final = 16  # next tokens with their log-probabilities, in a shard
 TOKEN_BYTES: Final = 4 + LIKELIEST * (4 + 2)  # of a shard
 FEATURE_BYTES: Final = 2  # of each number
 AUTO_SHARE: Final = 0.25  # of the free disk, for features
+_FEATURE_FILES: Final = FEATURES.partition("{")[0] + "*"
 RESERVE: Final = 500_000_000  # of the disk, for checkpoint, state and logs
 TRAINED_BYTES: Final = 16  # of a parameter: itself, its gradient, AdamW's two moments
 PROCESS_BYTES: Final = 400_000_000  # of an interpreter with its libraries
 
 
 def feature_budget(stated: int | None, folder: Path) -> int:
-    """Bytes for features: as stated, else at most a part of the free disk."""
-    return int(shutil.disk_usage(folder).free * AUTO_SHARE) if stated is None else stated
+    """Bytes for features: as stated, else at most a part of the disk that is free of others."""
+    if stated is not None:
+        return stated
+    return int((shutil.disk_usage(folder).free + features_there(folder)) * AUTO_SHARE)
+
+
+def features_there(folder: Path) -> int:
+    """Bytes of features that earlier runs left, which count to the budget."""
+    return sum(file.stat().st_size for file in folder.glob(_FEATURE_FILES))
 
 
 def feature_bytes(budget: int, tokens: int, numbers: int, ranks: int) -> int:

@@ -224,23 +224,23 @@ TASKS: Final = (
 _TRANSLATED: Final = tuple(order.format("{tongue}") + "{answer}" for order in _ORDERS)
 # Beside these, where there are texts that talks can be about, by whether they are to be translated.
 _ABOUT: Final = (
-    Task("summary", 12, (Read(60, 500), Say(_SUMMARISING), Answer(SHORT_ANSWER))),
+    Task("summary", 12, (Read(360, 3000), Say(_SUMMARISING), Answer(SHORT_ANSWER))),
     Task(
         "turns",
         4,
-        (Read(60, 300), Say(_SUMMARISING), Answer(SHORT_ANSWER), Write(), Answer(SHORT_ANSWER)),
+        (Read(360, 1800), Say(_SUMMARISING), Answer(SHORT_ANSWER), Write(), Answer(SHORT_ANSWER)),
     ),
-    Task("context", 8, (Read(40, 250), Write(_ASKING, "?\n", 32, 4), Answer(SHORT_ANSWER))),
+    Task("context", 8, (Read(240, 1500), Write(_ASKING, "?\n", 32, 4), Answer(SHORT_ANSWER))),
     Task(
         "passages",
         10,
-        (*(Read(40, 130),) * 3, Write(_SEARCHED, "?\n", 32, 4), Answer(SHORT_ANSWER)),
+        (*(Read(240, 780),) * 3, Write(_SEARCHED, "?\n", 32, 4), Answer(SHORT_ANSWER)),
     ),
-    Task("extraction", 4, (Read(60, 350), Say(_EXTRACTING), Answer())),
-    Task("rewriting", 4, (Read(30, 120), Say(_REWRITING), Answer())),
+    Task("extraction", 4, (Read(360, 2100), Say(_EXTRACTING), Answer())),
+    Task("rewriting", 4, (Read(180, 720), Say(_REWRITING), Answer())),
 )
 _TRANSLATING: Final = (
-    Task("translation", 24, (Read(5, 40, foreign=True), Say(_TRANSLATED), Answer(SHORT_ANSWER))),
-    Task("translation", 4, (Read(40, 90, foreign=True), Say(_TRANSLATED), Answer())),
+    Task("translation", 24, (Read(30, 240, foreign=True), Say(_TRANSLATED), Answer(SHORT_ANSWER))),
+    Task("translation", 4, (Read(240, 540, foreign=True), Say(_TRANSLATED), Answer())),
 )
 ABOUT_TEXTS: Final = {False: _ABOUT, True: _TRANSLATING}

@@ -25,7 +25,13 @@ from launch.training.options import TrainOptions
 from launch.training.overlap import Overlap
 from launch.training.pace import WINDOW_SECONDS, Pace
 from launch.training.plan import Composed, DataPlan, Plan, TrainPlan
-from launch.training.room import check_disk, check_memory, feature_budget, feature_bytes
+from launch.training.room import (
+    check_disk,
+    check_memory,
+    feature_budget,
+    feature_bytes,
+    features_there,
+)
 from launch.training.sources import OwnSource
 from launch.training.speech import Speech
 from launch.training.tasks import TASKS
@@ -44,6 +50,8 @@ from protocol.memory import Available
 from protocol.training import (
     ANSWER,
     CACHED_SHARDS,
+    FEATURES,
+    SHARD,
     SHARD_TOKENS,
     Report,
     TrainConfig,
@@ -127,6 +135,9 @@ def test_sizes_are_numbers_with_units(text, size):
 def test_features_have_their_share_of_the_disk_unless_their_size_is_said(tmp_path):
     assert feature_budget(7, tmp_path) == 7
     assert feature_budget(None, tmp_path) > 0
+    (tmp_path / FEATURES.format(3)).write_bytes(bytes(70))
+    (tmp_path / SHARD.format(3)).write_bytes(bytes(5))
+    assert features_there(tmp_path) == 70
     check_disk(tmp_path, 1, 0)
     with pytest.raises(TemporaryFailure, match=r"needed: 0\.1 MB for 1,000 tokens, .* features"):
         check_disk(tmp_path, 1000, 1 << 60)

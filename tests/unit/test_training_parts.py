@@ -202,7 +202,7 @@ def test_features_are_made_for_the_sequences_of_this_rank_alone(tmp_path):
     with Corpus(tmp_path, TAPS, VOCAB, make) as corpus:
         step = Order(corpus, config_of()).step(0, whole=False)
         assert asked == []
-        for pick in Ranks(1, 4).share(step.picks):
+        for pick in Ranks(1, 4).share(step.picks, lambda pick: len(pick.anchors)):
             assert len(pick.text.features) == 10
     assert len(asked) == 1
 
@@ -260,9 +260,17 @@ def test_one_process_is_alone_and_a_strange_world_is_refused(monkeypatch):
         assert ranks == Ranks()
     with pytest.raises(ConfigError, match="no numbers"), joined("cpu", {"WORLD_SIZE": "two"}):
         pass
-    assert Ranks(1, 3).share(range(7)) == [1, 4]
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert (device_of("cpu"), device_of("cuda:0")) == ("cpu", "cuda:3")
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_ranks_share_a_step_so_that_each_has_about_as_much_to_do(world):
+    sizes = [50, 900, 300, 120, 640, 80, 410, 700]
+    shares = [Ranks(rank, world).share(sizes, int) for rank in range(world)]
+    assert sorted(size for share in shares for size in share) == sorted(sizes)
+    even = [sum(sizes[rank::world]) for rank in range(world)]
+    assert max(map(sum, shares)) <= max(even)
 
 
 def test_ranks_wait_for_one_that_is_at_work_longer_than_for_one_that_is_silent(monkeypatch):
