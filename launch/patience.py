@@ -33,7 +33,7 @@ TARGET_FACTOR: Final = 40.0
 QUANTILE: Final = 0.95
 ENOUGH: Final = 16  # measured times, before they count for more than the seed
 KEPT: Final = 64
-PIECE: Final = 256  # rows that the seed's own ingest had
+PIECE: Final = 256  # rows that an ingest of the first estimate had
 
 TIMED: Final = (Verify, Prefill)  # of the target
 TAKES_IN: Final = (Propose, Ingest)

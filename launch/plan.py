@@ -41,7 +41,7 @@ class Plan(FrozenConfig, frozen=True, kw_only=True):
 
     model: str = ""  # folder, or GGUF file
     attach: Attach | None = None
-    draft: str | None = None  # folder
+    draft: str | None = None  # folder, or GGUF file
     dtype: DType = "auto"
     target_weights: Weights = "dtype"  # of its layers
     target_device: str = "cpu"  # or "cuda:N", or "cuda:<uuid>"

@@ -1,8 +1,9 @@
 """Asking the draft now and then, while it is not worth being asked. Pure.
 
 A change of the text must be seen within 20 rounds, and a useless draft may cost a twentieth of the
-time. So a probe comes every 10 rounds, twice within 20, as long as it costs less than 0.38 rounds;
-where it costs more, probes come later, by the share of the time that they may take.
+time. So a probe comes 3 rounds after the draft was left, 6 after that, and then every 10, twice
+within 20, as long as it costs less than 0.38 rounds; where it costs more, probes come later, by the
+share of the time that they may take.
 """
 
 from dataclasses import dataclass

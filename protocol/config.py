@@ -104,7 +104,7 @@ class DraftConfig(FrozenConfig, frozen=True, kw_only=True):
     device: str = "cpu"  # or "cuda:N", as this process counts, or "cuda:<uuid>"
     threads: int = 0
     slots: Positive = 2
-    context_window: Positive = 4096  # the seed's draft_ctx_max
+    context_window: Positive = 4096  # positions that it attends to
     max_ingest: Positive = 256  # feature rows per Ingest forward
     vocab: str = "all"  # ids that it may propose: see protocol.checkpoints.draft_vocab
     listen: str = ""  # tcp://HOST:PORT; empty: a socket file in the run directory

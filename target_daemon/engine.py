@@ -167,8 +167,9 @@ class Engine:
     def verify(self, item: VerifyItem) -> Verdict:
         """Run a block or tree, keep the longest agreeing path, commit, and answer.
 
-        A repeated round is answered with its stored verdict. A forward that raises is undone and
-        tried at width 1; only if that fails too does the request fail.
+        A repeated round is answered with its stored verdict. A forward that raises is undone and,
+        but for a lost GPU and logits that are not finite, tried at width 1; only if that fails too
+        does the request fail.
         """
         started = perf_counter()
         sequence, target = self._sequences.get(item.sequence), self._target

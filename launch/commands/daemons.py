@@ -99,8 +99,9 @@ def draft_command(context: click.Context, /, **arguments: object) -> int:
 def swap_command(*, draft: str, connect: str | None) -> int:
     """Put DRAFT in the place of a running supervisor's draft.
 
-    DRAFT is a folder, the name of the installed draft, or a hub id. Requests go on, and their text
-    does not change. If DRAFT cannot be used the one of before serves on, and this says why.
+    DRAFT is a folder, a GGUF file, the name of the installed draft, or a hub id. Requests go on,
+    and their text does not change. If DRAFT cannot be used the one of before serves on, and this
+    says why.
     """
     from launch.commands.operating import operate  # noqa: PLC0415 - not for --help
     from launch.drafts import find_draft  # noqa: PLC0415

@@ -57,8 +57,8 @@ MAX_TOKENS: Final = (1 << 31) - 1
 
 _THREADS: Final = "Threads of each daemon; 0: as many as it may use."
 _DRAFT: Final = (
-    "A DFlash draft for this model: a hub id, a folder, or the name of an installed one. The "
-    "default model has one; others none."
+    "A DFlash draft for this model: a hub id, a folder, a GGUF file, or the name of an installed "
+    "one. The default model has one; others none."
 )
 
 

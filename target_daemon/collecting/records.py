@@ -10,7 +10,6 @@ from torch import Tensor
 from protocol.checkpoints.shards import Array
 
 LEAST: Final = torch.finfo(torch.float16).min
-NO_COLUMNS: Final[Mapping[int, int]] = {}
 
 
 class Records:

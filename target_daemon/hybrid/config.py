@@ -63,11 +63,6 @@ class HybridConfig:
         """Columns that the convolution runs over: query, key, value."""
         return 2 * self.keys + self.values
 
-    @property
-    def state_numbers(self) -> int:
-        """Numbers of one layer's recurrent state."""
-        return self.value_heads * self.key_dim * self.value_dim
-
 
 def read_hybrid_config(folder: Path, model: ModelConfig) -> HybridConfig:
     """Read the rest of config.json; raises CheckpointError or UnsupportedModel."""

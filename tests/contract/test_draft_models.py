@@ -1,4 +1,4 @@
-"""Every draft network, on random tiny checkpoints, against the reference package's numbers.
+"""DFlash and DFlash2, on random tiny checkpoints, against the reference package's numbers.
 
 The numbers in ``tests/data/dflash_reference.safetensors`` come from ``tests/reference/run.py``,
 which runs ``dflash==0.1.0`` in an environment of its own (``make reference`` compares live).
