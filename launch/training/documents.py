@@ -1,7 +1,6 @@
 """Texts from files that talks are about: JSON lines with ``text``, or plain text."""
 
 import hashlib
-import json
 import random
 import re
 from bisect import bisect_right
@@ -15,7 +14,13 @@ from typing import Final
 import msgspec
 
 from launch.training.moves import sentence_ends
-from launch.training.prompt_files import HALF, MAX_TASK_CHARS, read_lines
+from launch.training.prompt_files import (
+    MAX_TASK_CHARS,
+    json_value,
+    read_lines,
+    refuse_arrays,
+    refuse_halves,
+)
 from protocol.errors import UsageError
 
 THEIRS: Final = frozenset(("", "english", "en", "eng"))  # is read as it is, and not translated
@@ -25,6 +30,7 @@ PART: Final = 16  # paragraphs
 HELD_OUT_EVERY: Final = 20  # parts
 FURTHEST: Final = 2  # times what was wanted at most, to where a sentence ends
 BETWEEN: Final = ("\n\n", " ")  # paragraphs of an excerpt
+_NOTE: Final = re.compile(r"\s*\[\d+\]\s*$")  # a line as ``[1]``, which may begin a text
 _BLANK: Final = re.compile(r"\n\s*\n|\r\s*\r")
 
 
@@ -48,6 +54,8 @@ def read_documents(path: Path) -> DocumentFile:
     Blank lines divide paragraphs. Raises UsageError with file and line where it cannot be used.
     """
     raw, lines = read_lines(path)
+    if not _NOTE.match("\n".join(lines[:1])):
+        refuse_arrays(path, lines)
     is_json = next((line for line in lines if line.strip()), "").lstrip().startswith("{")
     texts = _texts(path, lines) if is_json else iter((("\n".join(lines), ""),))
     documents = tuple(
@@ -84,17 +92,11 @@ def _texts(path: Path, lines: Sequence[str]) -> Iterator[tuple[str, str]]:
         if not line.strip():
             continue
         where = f"{path}, line {number}"
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(
-                f"{where}: no JSON, which a file that begins with {{ is read as: {str(error)[:200]}"
-            ) from error
+        value = json_value(where, line)
         text = value.get("text") if isinstance(value, dict) else None
         if not isinstance(text, str):
             raise UsageError(f"{where}: a JSON object with a `text` is expected")
-        if HALF.search(text):
-            raise UsageError(f"{where}: half of a surrogate pair is no text")
+        refuse_halves(where, text)
         yield text, _language(where, value.get("language"))
 
 

@@ -33,7 +33,7 @@ from launch.training.room import (
     feature_bytes,
     features_there,
 )
-from launch.training.sources import source_of
+from launch.training.sources import Source, source_of
 from launch.training.speech import Speech
 from launch.training.watch import Watch
 from protocol.checkpoints.identity import identify, weights_digest
@@ -100,11 +100,10 @@ def make(options: TrainOptions, model: LocalModel, before: Plan | None, watch: W
     `options` are completed. Raises a typed error, or Stopped where a signal came.
     """
     job = _prepare(options, model, before)
+    source = source_of(job.files.prompts, job.files.texts, job.options.seed)
     if not job.plan.training_began:
-        _collect(job, watch)
-    found = find(
-        job.out, source_of(job.files.prompts, job.files.texts, job.options.seed).repeat, watch.check
-    )
+        _collect(job, source, watch)
+    found = find(job.out, source.repeat, watch.check)
     watch.stages.note(collected_line(found))
     trained = None if options.data_only else _train(job, found, watch)
     return _described(job, found, trained)
@@ -165,9 +164,9 @@ def _check_extra() -> None:
         )
 
 
-def _collect(job: _Job, watch: Watch) -> None:
+def _collect(job: _Job, source: Source, watch: Watch) -> None:
     """Collect what is missing."""
-    source, options = source_of(job.files.prompts, job.files.texts, job.options.seed), job.options
+    options = job.options
     found = find(job.out, source.repeat, watch.check)
     composed = plan.read_composed(job.out)
     texts = [turn for file in job.files.exclude for one in file.prompts for turn in one.turns]

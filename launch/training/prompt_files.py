@@ -17,7 +17,7 @@ MAX_FILE_BYTES: Final = 1 << 30
 MAX_TURNS: Final = 6
 UNNAMED: Final = "prompts"  # the task of a prompt that names none
 MAX_TASK_CHARS: Final = 64
-HALF: Final = re.compile("[\ud800-\udfff]")  # of a surrogate pair
+_HALF: Final = re.compile("[\ud800-\udfff]")  # of a surrogate pair
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +42,7 @@ def read_prompts(path: Path) -> PromptFile:
     Raises UsageError with file and line where something cannot be used.
     """
     raw, lines = read_lines(path)
+    refuse_arrays(path, lines)
     prompts = tuple(_prompts(path, lines))
     if not prompts:
         raise UsageError(f"{path} holds no prompt")
@@ -49,10 +50,7 @@ def read_prompts(path: Path) -> PromptFile:
 
 
 def read_lines(path: Path) -> tuple[bytes, list[str]]:
-    """The bytes of a file, and its lines, which end at line feeds.
-
-    Raises UsageError where it cannot be read, or is one JSON array or several.
-    """
+    """The bytes of a file, and its lines, which end at line feeds; UsageError where it has none."""
     try:
         with open(path, "rb", opener=_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -65,10 +63,14 @@ def read_lines(path: Path) -> tuple[bytes, list[str]]:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text, at byte {error.start}") from error
-    first = text.lstrip().split("\n", 1)[0]
-    if first.startswith("[") and (_is_array(first) or _is_array(text)):
-        raise UsageError(f"{path} holds JSON arrays; a JSON object a line is expected")
     return raw, text.split("\n")
+
+
+def refuse_arrays(path: Path, lines: Sequence[str]) -> None:
+    """Raise UsageError where the lines are one JSON array, or several."""
+    text = "\n".join(lines).lstrip()
+    if text.startswith("[") and (_is_array(text.split("\n", 1)[0]) or _is_array(text)):
+        raise UsageError(f"{path} holds JSON arrays; a JSON object a line is expected")
 
 
 def _at_once(path: str, flags: int) -> int:
@@ -77,12 +79,10 @@ def _at_once(path: str, flags: int) -> int:
 
 
 def _is_array(text: str) -> bool:
-    """Whether it is one of prompts; one of numbers, as in ``[1]``, may begin a text."""
     try:
-        value = json.loads(text)
+        return isinstance(json.loads(text), list)
     except (ValueError, RecursionError):
         return False
-    return isinstance(value, list) and not all(isinstance(each, int) for each in value)
 
 
 def _prompts(path: Path, lines: Sequence[str]) -> Iterator[Prompt]:
@@ -96,11 +96,24 @@ def _prompts(path: Path, lines: Sequence[str]) -> Iterator[Prompt]:
             yield Prompt(turns=(line.strip(),))
 
 
-def _prompt(where: str, line: str) -> Prompt:
+def json_value(where: str, line: str) -> Any:
+    """What a line of JSON says; UsageError where it is none."""
     try:
-        value = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: no JSON: {str(error)[:200]}") from error
+        raise UsageError(
+            f"{where}: no JSON, which a file that begins with {{ is read as: {str(error)[:200]}"
+        ) from error
+
+
+def refuse_halves(where: str, *texts: str) -> None:
+    """Raise UsageError where one of the texts is none that could be encoded."""
+    if any(_HALF.search(text) for text in texts):
+        raise UsageError(f"{where}: half of a surrogate pair is no text")
+
+
+def _prompt(where: str, line: str) -> Prompt:
+    value = json_value(where, line)
     if not isinstance(value, dict):
         raise UsageError(f"{where}: a JSON object is expected")
     turns = _turns(value)
@@ -109,8 +122,7 @@ def _prompt(where: str, line: str) -> Prompt:
             f"{where}: `turns` (texts of the user), `messages` or `prompt` with text is expected"
         )
     system = _system(where, value)
-    if any(HALF.search(text) for text in (*turns, system)):
-        raise UsageError(f"{where}: half of a surrogate pair is no text")
+    refuse_halves(where, *turns, system)
     task = value.get("task", UNNAMED)
     is_name = isinstance(task, str) and task.isprintable()
     if not is_name or not 0 < len(task) <= MAX_TASK_CHARS:
